@@ -157,7 +157,8 @@ class Costs:
         def loss(theta: Array) -> tuple[float, Array, Array]:
             parts = np.exp(theta) * amounts
             us = parts.sum(axis=1)
-            misses = weights * np.clip(np.log(us) - wanted, -0.5, 0.5)
+            # What nothing explains pulls so hard at most: times 0.6 and 2.7 times as long as predicted.
+            misses = weights * np.clip(np.log(us) - wanted, -1.0, 0.5)
             total = float(misses @ misses + (((theta - centre) / spread) ** 2).sum())
             return total, misses, (weights / us)[:, None] * parts
 

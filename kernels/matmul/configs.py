@@ -27,6 +27,8 @@ OUT_DTYPES = {
 BOX_KERNELS = frozenset({"tma", "wgmma"})
 # Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies.
 CONSUMER_ROWS = 64
+# Rows of the right operand that one box takes, unless a larger power of two.
+_LARGEST_BOX = 128
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
 # -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
@@ -180,12 +182,23 @@ VENDOR = Config("vendor", 0, 0, 0)
 
 
 def boxes_of(length: int) -> tuple[int, int]:
-    """The powers of two, the larger first, that `length` rows of the right operand are loaded in; the second may be 0.
+    """Rows of the first and of the second box that `length` rows of the right operand are loaded in; the second may be 0.
 
-    `kernels.matmul.hopper` says which operand is the right one.
+    `kernels.matmul.hopper` says which operand is the right one. `length` is a multiple of 8.
     """
-    main = 1 << (length.bit_length() - 1)
-    return main, length - main
+    is_one = length <= _LARGEST_BOX or place_of(length) == length
+    return (length, 0) if is_one else (_LARGEST_BOX, length - _LARGEST_BOX)
+
+
+def place_of(rows: int) -> int:
+    """Rows that a box of `rows` has room for in shared memory: a power of two."""
+    return 1 << (rows - 1).bit_length() if rows else 0
+
+
+def is_narrow(config: Config) -> bool:
+    """Whether a box of the right operand is smaller than its place; products then compute fewer columns than they could."""
+    length = config.block_m if config.is_swapped else config.block_n
+    return config.kernel == "wgmma" and any(place_of(rows) != rows for rows in boxes_of(length))
 
 
 def has_vendor(problem: Problem, *, is_plain: bool) -> bool:

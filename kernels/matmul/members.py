@@ -21,6 +21,7 @@ from tilewire.kernels.matmul.configs import (
     as_read,
     cdiv,
     copied_operands,
+    is_narrow,
     is_read_in_pieces,
     precisions_of,
     resolve_precision,
@@ -223,6 +224,14 @@ def has_wgmma(problem: Problem, target: Target) -> bool:
     return is_hopper and is_known and is_described and has_descriptors(problem, target)
 
 
+def fits_boxes(problem: Problem, config: Config) -> bool:
+    """Whether boxes of the kernel for Hopper can have as many rows as a tile of `config` needs.
+
+    Any number of rows can be left out of a box, of the right operand and of the output, but not columns of its rows.
+    """
+    return not is_narrow(config) or (config.is_swapped and problem.a_major == "k")
+
+
 def has_fma(problem: Problem, target: Target) -> bool:
     """Whether the kernel for NVIDIA's scalar units can read `problem`."""
     is_meant = target.backend == "cuda" and arithmetic_of(problem) == "ieee"
@@ -320,7 +329,8 @@ def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializat
         problem = replace(shown, batch=batch, a_major=a_major, b_major=b_major)
         if has_wgmma(problem, target):
             for tile in tiles_for(problem, target):
-                if tile.config.kernel == "wgmma" and (tile.all_layouts or (batch == 1 and is_main(problem))):
+                is_offered = tile.all_layouts or (batch == 1 and is_main(problem))
+                if tile.config.kernel == "wgmma" and is_offered and fits_boxes(problem, tile.config):
                     yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
 
 
@@ -369,7 +379,7 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         return has_vectors(problem) and config.block_m // 2 < problem.m <= config.block_m
     read = as_read(problem, config)
     if config.kernel == "wgmma":
-        return has_wgmma(read, target)
+        return has_wgmma(read, target) and fits_boxes(read, config)
     if config.kernel == "fma":
         return has_fma(read, target)
     return config.kernel != "tma" or read.is_padded_in

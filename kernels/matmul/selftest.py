@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tilewire.kernels.build.operands import lay, like, numbers
-from tilewire.kernels.matmul.configs import OUT_DTYPES, Config, Specialization, boxes_of
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Config, Specialization, boxes_of, is_narrow
 from tilewire.kernels.matmul.grouped.op import GroupedLaunch, GroupKind
 from tilewire.kernels.matmul.members import can_split
 from tilewire.kernels.matmul.plan import Epilogue, prepare
@@ -52,7 +52,10 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
     # The pointer kernel alone distinguishes aligned inputs from others.
     is_aligned = specialization.store != "scalar" or specialization.kernel in ("tma", "fma")
     rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
-    if config.kernel == "wgmma" and config.is_swapped and boxes_of(config.block_m)[1]:
+    if is_narrow(config):
+        # Two tiles, so that one would write over the other.
+        rows = 320
+    elif config.kernel == "wgmma" and config.is_swapped and boxes_of(config.block_m)[1]:
         # Some of the tail, too.
         rows = 160
     majors = (specialization.a_major, specialization.b_major)

@@ -18,7 +18,10 @@ from tilewire.kernels.matmul.configs import (
     Config,
     Problem,
     as_read,
+    boxes_of,
+    is_narrow,
     is_read_in_pieces,
+    place_of,
 )
 from tilewire.kernels.matmul.members import (
     MODEL,
@@ -47,7 +50,7 @@ from tilewire.kernels.runtime.targets import Target
 
 # The kernel for Hopper: rows of a tile, 64 for each consumer, and its columns; swapped, the other way round.
 _SPLIT_ROWS = (64, 128, 192)
-_COLUMNS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
+_COLUMNS = range(16, 257, 8)
 # Rows and columns of a tile, for products of many rows.
 _TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
 # Rows of a tile for products of few.
@@ -142,22 +145,28 @@ def _wgmma(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
     found = []
     item_bytes, out_bytes = ITEM_BYTES[dtype], ITEM_BYTES[OUT_DTYPES[dtype][0]]
     for rows, columns, is_swapped, k_bytes in itertools.product(_SPLIT_ROWS, _COLUMNS, (False, True), (128, 256)):
+        blocks = (columns, rows) if is_swapped else (rows, columns)
+        config = Config("wgmma", *blocks, k_bytes // item_bytes, is_persistent=True, is_swapped=is_swapped)
+        main, tail = map(place_of, boxes_of(columns))
         # A square tile is the same either way. Narrow tiles are for few rows or columns, and so are long steps.
         is_double = is_swapped and rows == columns
-        is_narrow = not is_swapped and columns < (32 if rows <= 128 else 64)
+        is_slim = not is_swapped and columns < (32 if rows <= 128 else 64)
         is_coarse = k_bytes > 128 and columns >= 64
         # Sums of 256 columns leave no registers for those of a step, nor for a third consumer's.
-        is_full = columns == 256 and (rows == 192 or arithmetic == "float8")
-        if is_double or is_narrow or is_coarse or is_full:
+        is_full = main + tail == 256 and (rows == 192 or arithmetic == "float8")
+        # Rows can be left out of a box, columns cannot.
+        is_unstored = not is_swapped and (is_narrow(config) or tail == 8)
+        if is_double or is_slim or is_coarse or is_full or is_unstored:
             continue
-        halves = 2 if rows * columns > 128 * 128 else 1
-        store_bytes = rows * columns * out_bytes // halves
-        for num_stages, _ in _stages((rows + columns) * k_bytes, store_bytes, (1,), _MAX_FEW_STAGES, target)[:1]:
-            blocks = (columns, rows) if is_swapped else (rows, columns)
-            config = Config(
-                "wgmma", *blocks, k_bytes // item_bytes, num_warps=4 * (rows // CONSUMER_ROWS), num_stages=num_stages
-            )
-            found.append(replace(config, is_persistent=True, is_swapped=is_swapped, halves=halves))
+        # What stores in halves needs less shared memory, so more steps fit. All rows of a box are stored at once.
+        is_halved = main == 2 * tail if is_narrow(config) else rows * columns > 128 * 128
+        halves = 2 if is_halved else 1
+        stored = main // halves + (tail if tail != main // halves else 0)
+        for num_stages, _ in _stages(
+            (rows + main + tail) * k_bytes, rows * stored * out_bytes, (1,), _MAX_FEW_STAGES, target
+        )[:1]:
+            num_warps = 4 * (rows // CONSUMER_ROWS)
+            found.append(replace(config, num_warps=num_warps, num_stages=num_stages, halves=halves))
     return tuple(found)
 
 
@@ -265,7 +274,9 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
 
 # Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.
 _SIZES = {
-    "half": (36, 9, 0.0004),
+    "half": (33, 8, 0.0004),
+    "float8": (20, 4, 0.0008),
+    "float8 fast": (20, 4, 0.0008),
     "half scalar": (8, 2, 0.002),
     "ieee": (13, 4, 0.001),
     "tf32x3": (4, 4, 0.002),

@@ -8,7 +8,7 @@ from typing import Any
 import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, boxes_of, resolve_precision
+from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, boxes_of, place_of, resolve_precision
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
@@ -119,8 +119,10 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         consumers=consumers,
         stages=config.num_stages,
         halves=config.halves,
-        main=main,
-        tail=tail,
+        main=place_of(main),
+        tail=place_of(tail),
+        columns=main,
+        tail_columns=tail,
         registers=_CONSUMER_REGISTERS[consumers],
         out_type=_TYPES[specialization.out_dtype],
         is_swapped=config.is_swapped,
@@ -136,7 +138,8 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
 
 
 def _boxed(dtype: str, box: tuple[int, ...]) -> str:
-    """Type of a descriptor whose boxes lie in shared memory as matrix instructions read them."""
+    """Type of a descriptor whose boxes lie in shared memory as matrix instructions read them, in places for them."""
+    box = (*box[:-2], place_of(box[-2]), box[-1])
     row_bytes = box[-1] * ITEM_BYTES[dtype]
     swizzle = next(width for width in (128, 64, 32, 0) if width == 0 or row_bytes % width == 0)
     return descriptor(dtype, box, repr(NVMMASharedLayout(swizzle, 8 * ITEM_BYTES[dtype], len(box))))

@@ -164,7 +164,7 @@ class BoundLaunch:
         metadata: Triton's, of the compiled kernel.
         function: the same kernel, loaded.
         signature: (name, type) of the arguments, constants left out.
-        values: scalars by name, and an object with `shape` and `strides` for each descriptor.
+        values: scalars by name, and an object with `shape`, `strides` and `block` for each descriptor.
         grid: programs along the three axes.
 
     Raises:
@@ -262,6 +262,8 @@ class _TensorMap:
         rank = len(self._geometry.shape)
         item_bytes, element_type = self._box["elem_size"], self._box["elem_type"]
         strides = [stride * item_bytes for stride in self._geometry.strides[:-1]]
+        # Of a row, what the swizzle takes at a time; of rows, as many as the launch wants of those that have a place.
+        block = map(min, self._box["block_size"], self._geometry.block)
         _check(
             _cuda().cuTensorMapEncodeTiled(
                 self._place,
@@ -270,7 +272,7 @@ class _TensorMap:
                 ctypes.c_void_p(address),
                 (ctypes.c_uint64 * rank)(*reversed(self._geometry.shape)),
                 (ctypes.c_uint64 * rank)(*reversed(strides)),
-                (ctypes.c_uint32 * rank)(*reversed(self._box["block_size"])),
+                (ctypes.c_uint32 * rank)(*reversed([*block])),
                 (ctypes.c_uint32 * rank)(*(1,) * rank),
                 0,
                 self._box["swizzle"],

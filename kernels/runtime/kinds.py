@@ -47,6 +47,12 @@ def descriptor(dtype: str, box: tuple[int, ...], layout: str = "") -> str:
     return f"tensordesc<{_TRITON[dtype]}{list(box)}{layout and ',' + layout}>"
 
 
+def block_of(kind: str) -> tuple[int, ...]:
+    """The box of a type that `descriptor` gave."""
+    numbers = kind[kind.index("[") + 1 : kind.index("]")]
+    return tuple(map(int, numbers.split(",")))
+
+
 def unit_of(dtype: str, *, is_aligned: bool) -> int:
     """Elements of 16 bytes where operands are aligned, else 1: by what kernels multiply lengths and strides."""
     return 16 // ITEM_BYTES[dtype] if is_aligned else 1

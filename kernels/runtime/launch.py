@@ -24,6 +24,8 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
+from tilewire.kernels.runtime.kinds import block_of
+from tilewire.kernels.runtime.narrowing import narrow_stages
 from tilewire.kernels.runtime.targets import Target, current, is_interpreting
 
 Grid = tuple[int, int, int]
@@ -33,6 +35,7 @@ T = TypeVar("T")
 for _name in ("store_binary_only", "disable_line_info"):
     if f"TRITON_{_name.upper()}" not in os.environ:
         setattr(knobs.compilation, _name, True)
+knobs.runtime.add_stages_inspection_hook = narrow_stages
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Descriptor:
     Attributes:
         shape: extents in elements, outermost first.
         strides: in elements; the last is 1.
-        block: the box that one load or store moves.
+        block: the box that one load or store moves; of rows, fewer than the binary has room for where the launch wants so.
     """
 
     shape: tuple[int, ...]
@@ -162,6 +165,7 @@ class Launch:
             promised. None where the driver is not called directly.
 
     Raises:
+        LayoutError: a box is smaller than the binary's, which takes a driver that is called directly.
         ValueError: `device` is not the current one.
     """
 
@@ -212,6 +216,10 @@ class Launch:
         try:
             return BoundLaunch(loaded.metadata, loaded.function, self.variant.signature, self._values, self.grid)
         except LayoutError:
+            boxes = ((kind, self._values.get(name)) for name, kind in self.variant.signature)
+            if any(isinstance(value, Descriptor) and value.block != block_of(kind) for kind, value in boxes):
+                # Triton's launcher moves whole boxes.
+                raise
             return None
 
     @functools.cached_property

@@ -181,7 +181,8 @@ def grouped_variants(target):
             yield name, GroupKind(dtype, "ieee", "n", is_aligned, OUT_DTYPES[dtype][0]).variant(target)
 
 
-def report(name, compiled, target):
+def report(name, variant, target):
+    compiled = variant.compile(target)
     text = compiled.asm.get("ptx") or compiled.asm["amdgcn"]
     found = {key: len(re.findall(pattern, text)) for key, pattern in PATTERNS.items()}
     usage = usage_cuda(compiled) if target.backend == "cuda" else ""
@@ -191,7 +192,11 @@ def report(name, compiled, target):
     moved = [int(count) for count in re.findall(r"\.sgpr_spill_count:\s*(\d+)", text)]
     shared = compiled.metadata.shared
     more = {"registers": registers, "moved_scalars": sum(moved)}
-    return {"name": name, "shared": shared, "spilled_bytes": spills, **more, **found}
+    form = dict(variant.constants).get("FORM")
+    wanted = {form.columns, form.tail_columns} - {0} if form else set()
+    columns = set(map(int, re.findall(r"wgmma\.mma_async\.\S*m64n(\d+)k", text)))
+    lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted)}
+    return {"name": name, "shared": shared, "spilled_bytes": spills, **lists, **more, **found}
 
 
 def usage_cuda(compiled):
@@ -212,4 +217,4 @@ def spilled_amd(text):
 
 if __name__ == "__main__":
     chosen = KNOWN[sys.argv[1]]
-    print(json.dumps([report(name, variant.compile(chosen), chosen) for name, variant in variants(chosen)]))
+    print(json.dumps([report(name, variant, chosen) for name, variant in variants(chosen)]))

@@ -106,6 +106,22 @@ def test_hopper_multiplies_large_products_asynchronously():
             assert kernel["wgmma"] > 0, kernel
 
 
+def check_columns(kernels):
+    """Each tile of the kernel for Hopper has matrix instructions of exactly its columns, not of the next power of two."""
+    hopper = [kernel for kernel in kernels if kernel["wanted_columns"]]
+    assert len({column for kernel in hopper for column in kernel["wanted_columns"]}) > 10
+    for kernel in hopper:
+        assert kernel["columns"] == kernel["wanted_columns"], kernel
+
+
+def test_matrix_instructions_have_the_columns_of_the_tile():
+    check_columns(probe("nvidia_h100"))
+
+
+def test_matrix_instructions_have_the_columns_of_the_tile_by_the_oldest_triton(oldest_triton):
+    check_columns(probe("nvidia_h100", oldest_triton))
+
+
 def test_softmax_holds_a_row_once():
     """Held twice, as it is and its exponentials, it leaves a multiprocessor half of its programs, and takes twice as long."""
     target = KNOWN["nvidia_h100"]

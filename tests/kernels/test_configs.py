@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given
@@ -9,7 +10,17 @@ from hypothesis import strategies as st
 
 from tilewire.kernels.add.op import Problem as AddProblem
 from tilewire.kernels.add.op import choose as choose_add
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS, OUT_DTYPES, Problem, boxes_of, resolve_precision
+from tilewire.kernels.matmul.configs import (
+    CONSUMER_ROWS,
+    OUT_DTYPES,
+    Config,
+    Problem,
+    as_read,
+    boxes_of,
+    is_narrow,
+    place_of,
+    resolve_precision,
+)
 from tilewire.kernels.matmul.members import is_supported, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
@@ -45,10 +56,10 @@ def test_matmul_blocks_fit_the_device(problem, target):
     config = choose(problem, target)
     blocks = [config.block_m, config.block_n, config.block_k, config.num_warps]
     if config.kernel == "wgmma":
-        # One group of four warps for each 64 of what they split; Triton's blocks are the boxes.
+        # One group of four warps for each 64 of what they split; Triton's blocks are the places of the boxes.
         assert blocks.pop(1 if config.is_swapped else 0) == CONSUMER_ROWS * blocks.pop() // 4
-        main, tail = boxes_of(blocks.pop(0))
-        blocks += [main] if tail == 0 else [main, tail]
+        assert not is_narrow(config) or as_read(problem, config).a_major == "k"
+        blocks += [place_of(rows) for rows in boxes_of(blocks.pop(0)) if rows]
     assert all(map(is_power_of_two, blocks))
     held = config.num_stages if target.backend == "cuda" else config.num_stages - 1
     stage = (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[problem.dtype]
@@ -60,14 +71,38 @@ def test_matmul_blocks_fit_the_device(problem, target):
 
 def test_tiles_of_the_kernel_for_hopper_are_made_of_boxes():
     configs = {tile.config for tiles in tiles_of(KNOWN["nvidia_h200"]).values() for tile in tiles}
-    lengths = {one.block_m if one.is_swapped else one.block_n for one in configs if one.kernel == "wgmma"}
-    assert {boxes_of(length)[1] for length in lengths} > {0}
-    for length in lengths:
-        main, tail = boxes_of(length)
-        assert main + tail == length
-        assert is_power_of_two(main)
-        # The narrowest matrix instruction that a tile is built for.
-        assert tail == 0 or (is_power_of_two(tail) and tail >= 16)
+    hopper = [config for config in configs if config.kernel == "wgmma"]
+    assert {is_narrow(config) for config in hopper} == {False, True}
+    for config in hopper:
+        length = config.block_m if config.is_swapped else config.block_n
+        boxes = boxes_of(length)
+        assert sum(boxes) == length
+        # Those of matrix instructions, and of what the hardware loads at a time.
+        assert all(rows % 8 == 0 and rows <= 256 for rows in boxes)
+        assert all(is_power_of_two(place_of(rows)) and rows <= place_of(rows) < 2 * rows for rows in boxes if rows)
+        # Columns of rows cannot be left out of a box.
+        assert config.is_swapped or not is_narrow(config)
+
+
+@pytest.mark.parametrize(
+    ("length", "boxes", "places"),
+    [
+        (16, (16, 0), (16, 0)),
+        (24, (24, 0), (32, 0)),
+        (96, (96, 0), (128, 0)),
+        (128, (128, 0), (128, 0)),
+        (136, (128, 8), (128, 8)),
+        (176, (128, 48), (128, 64)),
+        (216, (128, 88), (128, 128)),
+        (256, (256, 0), (256, 0)),
+    ],
+)
+def test_boxes_of_the_right_operand(length, boxes, places):
+    assert boxes_of(length) == boxes
+    assert tuple(map(place_of, boxes)) == places
+    config = Config("wgmma", length, 128, 64, num_warps=8, is_swapped=True)
+    assert is_narrow(config) == (boxes != places)
+    assert not is_narrow(replace(config, kernel="tma"))
 
 
 @given(problems, targets)

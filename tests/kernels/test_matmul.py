@@ -56,6 +56,31 @@ def test_shapes(shape: Shape, dtype, generator):
     check(out, a, b)
 
 
+# Beyond whole tiles by a row and by all but one; fewer rows than a tile has; stored through boxes from 65 rows on.
+@pytest.mark.parametrize("m", [9, 33, 63, 65, 95, 97])
+@pytest.mark.parametrize("n", [72, 136, 200])
+@pytest.mark.parametrize(("a_major", "block_n"), [("k", 64), ("m", 128)])
+def test_last_tiles_begin_earlier_and_give_the_same(m, n, a_major, block_n, generator):
+    a = random_operand((m, 48) if a_major == "k" else (48, m), torch.float16, generator)
+    if a_major == "m":
+        # Its rows start at multiples of 16 bytes.
+        a = torch.nn.functional.pad(a, (0, -m % 8)).T[:m]
+    b = random_operand((48, n), torch.float16, generator)
+    bias, a_scale = torch.randn(n, generator=generator), torch.rand(m, generator=generator)
+    config = replace(INTERPRETED_TMA, block_m=32, block_n=block_n)
+    for epilogue in (Epilogue(), Epilogue(bias, a_scale)):
+        out = poisoned((m, n), torch.float16)
+        prepare(a, b, out, epilogue, "ieee", config)(a, b, out, epilogue.bias, epilogue.a_scale, None)
+        check(out, a, b, bias=epilogue.bias, a_scale=epilogue.a_scale)
+        # No row's sums depend on the tile that it is in.
+        alone = poisoned((1, n), torch.float16)
+        row, scale = a[m - 1 :].contiguous(), None if epilogue.a_scale is None else a_scale[m - 1 :]
+        prepare(row, b, alone, Epilogue(epilogue.bias, scale), "ieee", config)(
+            row, b, alone, epilogue.bias, scale, None
+        )
+        assert torch.equal(alone[0], out[m - 1])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_layouts(dtype, layout, generator):

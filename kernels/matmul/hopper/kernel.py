@@ -6,8 +6,9 @@ Written in Gluon, Triton's lower level, whose matrix instructions (wgmma) run wh
 loads of the next tile, the product of this one and the stores of the last run at a time.
 
 The operand whose rows are split among consumers is called left, the other right. Left is `a`, or `b` where
-`is_swapped`: then the tile is computed transposed, and its columns, not its rows, are 64, 128 or 192. Shapes of the
-compiler are powers of two. A right side of another length has a tail: a box and sums of its own, so 144 is 128 and 16.
+`is_swapped`: then the tile is computed transposed, and its columns, not its rows, are 64, 128 or 192. The right side of a
+tile may be any multiple of 8. Shapes of the compiler are powers of two. So 144 has a tail, a box and sums of its own: 128
+and 16. 112 has a box of 112 rows in a place for 128, and matrix instructions of 112 columns (`use_columns`).
 """
 
 from dataclasses import astuple, dataclass
@@ -25,8 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
-from tilewire.kernels.matmul.kernel import tile_coordinates
+from tilewire.kernels.matmul.kernel import LINE, start_of, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
+from tilewire.kernels.runtime.narrowing import use_columns
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Rows of the left operand that a consumer multiplies: those of one matrix instruction.
@@ -47,8 +49,10 @@ class Form:
         consumers: Groups of four warps that multiply: 1, 2 or 3.
         stages: Steps of operands in shared memory.
         halves: Parts in which a consumer stores its sums: 1 or 2.
-        main: Rows of the right operand in its first box.
-        tail: Those in its second; 0 for none.
+        main: Rows of the right operand that its first box has room for, and columns of a consumer's sums.
+        tail: The same of its second box; 0 for none.
+        columns: Rows in the first box, and columns of sums that count.
+        tail_columns: The same for the second box.
         registers: Most registers of a consumer's thread.
         out_type: Type of the output.
         is_swapped: Whether `b` is the left operand.
@@ -68,6 +72,8 @@ class Form:
     halves: int
     main: int
     tail: int
+    columns: int
+    tail_columns: int
     registers: int
     out_type: tl.dtype
     is_swapped: bool
@@ -108,8 +114,9 @@ def find_tile(tile, sizes, FORM: gl.constexpr):
         entry = tile // (num_pid_m * num_pid_n)
         tile = tile % (num_pid_m * num_pid_n)
     pid_m, pid_n = tile_coordinates(tile, num_pid_m, num_pid_n, FORM.group_m)
-    left = pid_m * FORM.block_m
-    right = pid_n * FORM.block_n
+    A_IS_K: gl.constexpr = FORM.right_is_k if FORM.is_swapped else FORM.left_is_k
+    left = start_of(pid_m, m, FORM.block_m, 1 if A_IS_K else LINE)
+    right = start_of(pid_n, n, FORM.block_n, LINE)
     if FORM.is_swapped:
         left, right = right, left
     return entry, left, right
@@ -153,8 +160,9 @@ def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr):
     left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
     CONSUMERS: gl.constexpr = FORM.consumers
-    TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes if FORM.tail else 0
-    NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + right_desc.block_type.nbytes + TAIL_BYTES
+    RIGHT_BYTES: gl.constexpr = right_desc.block_type.nbytes // FORM.main * FORM.columns
+    TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes // FORM.tail * FORM.tail_columns if FORM.tail else 0
+    NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + RIGHT_BYTES + TAIL_BYTES
     slot = 0
     phase = 1
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
@@ -183,6 +191,13 @@ def right_of(ring, slot, FORM: gl.constexpr):
     if FORM.right_is_k:
         tile = tile.permute((1, 0))
     return tile
+
+
+@gluon.jit
+def narrow_products(COLUMNS: gl.constexpr, FORM: gl.constexpr):
+    """Have products from here on compute COLUMNS columns. Nothing where all products of the tile compute all of theirs."""
+    if FORM.columns + FORM.tail_columns < FORM.main + FORM.tail:
+        use_columns(COLUMNS)
 
 
 @gluon.jit
@@ -286,6 +301,8 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
     filled, emptied = barriers
     MAIN: gl.constexpr = FORM.main
     TAIL: gl.constexpr = FORM.tail
+    COLUMNS: gl.constexpr = FORM.columns
+    TAIL_COLUMNS: gl.constexpr = FORM.tail_columns
     WIDTH: gl.constexpr = 256 // left_ring.dtype.primitive_bitwidth
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN, WIDTH])
     zeros = gl.zeros([ROWS, MAIN], gl.float32, LAYOUT)
@@ -307,9 +324,11 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
             right_tile = right_of(right_ring, slot, FORM)
             if TAIL:
                 tail_tile = right_of(tail_ring, slot, FORM)
+            narrow_products(COLUMNS, FORM)
             if FORM.promotes:
                 sums = warpgroup_mma(left_tile, right_tile, zeros, use_acc=False, is_async=True)
                 if TAIL:
+                    narrow_products(TAIL_COLUMNS, FORM)
                     tail_sums = warpgroup_mma(left_tile, tail_tile, tail_zeros, use_acc=False, is_async=True)
                     sums, tail_sums = warpgroup_mma_wait(0, deps=(sums, tail_sums))
                     tail_acc += tail_sums
@@ -321,6 +340,7 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
                 # The products of one step stay in flight. Those of the one before have read their slot.
                 acc = warpgroup_mma(left_tile, right_tile, acc, is_async=True)
                 if TAIL:
+                    narrow_products(TAIL_COLUMNS, FORM)
                     tail_acc = warpgroup_mma(left_tile, tail_tile, tail_acc, is_async=True)
                     acc, tail_acc = warpgroup_mma_wait(2, deps=(acc, tail_acc))
                 else:
@@ -393,7 +413,9 @@ def matmul_wgmma_kernel(
     tail_places = places
     if FORM.tail:
         tail_ring = allocate_boxes(tail_desc, FORM.stages)
-        tail_places = allocate_boxes(out_tail_desc, FORM.consumers)
+        # A part of the tile as large as the tail has a place that both can use in turns.
+        if FORM.tail != FORM.main // FORM.halves:
+            tail_places = allocate_boxes(out_tail_desc, FORM.consumers)
     else:
         tail_desc = right_desc
         out_tail_desc = out_desc
