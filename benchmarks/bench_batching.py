@@ -27,7 +27,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 import tilewire
-from benchmarks.command import command_of
+from benchmarks.command import command_of, out_folder
 from benchmarks.load import Call, Load, run_load
 from benchmarks.svg import Series, plot
 from tilewire.service.cli.launch import running_server
@@ -222,7 +222,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--concurrencies", type=int, nargs="+", default=list(CONCURRENCIES))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=out_folder)
     parser.add_argument("flags", nargs="*", help="further flags of `tilewire serve`, after --")
     arguments = parser.parse_args(argv)
     rows: list[Row] = []

@@ -17,13 +17,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 
 import httpx
 import numpy as np
 import safetensors.numpy
 
 import tilewire
+from benchmarks.command import out_folder
 from benchmarks.machine import describe
 
 ROUNDS = 7
@@ -40,7 +40,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="bench client", description=__doc__)
     parser.add_argument("--elements", type=int, nargs="+", default=[4096, 2**23], help="float32 numbers of each body")
-    parser.add_argument("--out", type=Path, help="folder for client.json")
+    parser.add_argument("--out", type=out_folder, help="folder for client.json")
     arguments = parser.parse_args(argv)
     rows = []
     with echo_server() as port:

@@ -23,10 +23,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import out_folder
 from benchmarks.idle_engine import make_idle_server
 from benchmarks.machine import describe
 from tilewire.service.supervisor import child
@@ -181,7 +181,7 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--out", type=Path, help="folder for gateway.json")
+    parser.add_argument("--out", type=out_folder, help="folder for gateway.json")
     arguments = parser.parse_args(argv)
     cases = list(itertools.product(arguments.rows, arguments.connections, HEADS))
     print(f"{'rows':>5} {'connections':>11} {'head':>10} {'CPU µs':>7} {'req/s':>7} {'p50 µs':>7} {'p99 µs':>7}")

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.bench_batching import safetensors_of
+from benchmarks.command import out_folder
 from benchmarks.contenders import (
     BODY_ONLY,
     FAILURES,
@@ -182,7 +183,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ingest-bytes", type=int, default=2**30)
     parser.add_argument("--arena-bytes", type=int, default=4 * 2**30)
     parser.add_argument("--litserve", nargs="*", default=list(LITSERVES), metavar="APIS[:OPTION…]")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=out_folder)
     parser.add_argument("flags", nargs="*", help="further flags of `tilewire serve`, after --")
     return parser.parse_args(argv)
 

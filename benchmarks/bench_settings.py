@@ -23,6 +23,7 @@ import httpx
 
 from benchmarks.bench_batching import safetensors_of
 from benchmarks.bench_http import QUESTIONS, Question, Row, measure, weight_of
+from benchmarks.command import out_folder
 from benchmarks.contenders import Contender, Failure, tilewire
 from benchmarks.machine import describe
 
@@ -116,7 +117,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=4096, help="of the square weight")
     parser.add_argument("--arena-bytes", type=int, default=4 * 2**30)
     parser.add_argument("--only", nargs="*", metavar="NAME", help="; ".join(one.name for one in SETTINGS))
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=out_folder)
     return parser.parse_args(argv)
 
 

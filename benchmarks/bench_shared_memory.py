@@ -30,6 +30,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from benchmarks.command import out_folder
 from tilewire.service.cli.launch import running_server
 
 SHM = Path("/dev/shm")
@@ -262,7 +263,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--size", type=int, default=4096)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--floor", action="store_true", help="only measure the bus, and print it as JSON")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=out_folder)
     parser.add_argument("flags", nargs="*", help="further flags of `tilewire serve`, after --")
     arguments = parser.parse_args(argv)
     if arguments.floor:
