@@ -144,6 +144,11 @@ def query(tilewire: LiveServer, gpu_target: str, tmp_path_factory: pytest.TempPa
         running(command, folder / "log", port),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
     ):
+        # It listens before it has read its data, and answers no question until then.
+        end_s = time.monotonic() + SETTLE_S
+        while client.get("/-/ready").status_code != 200:
+            assert time.monotonic() < end_s, (folder / "log").read_text()
+            time.sleep(POLL_S)
         yield lambda expression: ask(client, expression)
 
 

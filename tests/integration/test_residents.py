@@ -199,19 +199,20 @@ def test_deletion_while_in_use(server: LiveServer) -> None:
 def test_resident_metrics(client: httpx.Client) -> None:
     before = scrape(client)
 
-    def added() -> tuple[float, float]:
-        now = scrape(client)
-        names = ("tilewire_resident_tensors", "tilewire_resident_bytes")
-        count, nbytes = (total(now, name) - total(before, name) for name in names)
-        return count, nbytes
+    def adds(count: int, nbytes: int) -> bool:
+        wanted = {"tilewire_resident_tensors": count, "tilewire_resident_bytes": nbytes}
+        return settles(
+            client, lambda now: all(total(now, name) - total(before, name) == wanted[name] for name in wanted)
+        )
 
     assert client.put("/v1/tensors/metered/a", content=to_npy(np.zeros(100, np.float32))).status_code == 201
     assert client.put("/v1/tensors/metered/b", content=to_npy(np.zeros(50, np.float32))).status_code == 201
     assert client.put("/v1/tensors/metered/b", content=to_npy(np.zeros(25, np.float32))).status_code == 200
-    assert added() == (2, 500)
+    assert adds(2, 500)
     client.delete("/v1/tensors/metered/a")
-    assert added() == (1, 100)
+    assert adds(1, 100)
     client.delete("/v1/tensors/metered/b")
+    assert adds(0, 0)
     assert settles(client, is_idle)
 
 
