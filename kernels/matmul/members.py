@@ -66,7 +66,7 @@ MODEL = Model(
         "the same, for each operand that is not contiguous along K (a) or N (b); `fma`: for the share of both that is",
         0.1,
     ),
-    Term("idle", "µs of `matrix` for rows past those of the product", 0.1),
+    Term("idle", "µs of `matrix` for rows past those of the product, or that another tile has, too", 0.1),
     Term("step", "steps of K that follow one another", 0.05),
     Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 0.25),
     Term("pair", "the same, while more than half of the multiprocessors work: two share a way to L2", 0.1),

@@ -53,7 +53,7 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
     is_aligned = specialization.store != "scalar" or specialization.kernel in ("tma", "fma")
     rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
     if is_narrow(config):
-        # Two tiles, so that one would write over the other.
+        # Two tiles: what the first has room for, and must not store, is the second's.
         rows = 320
     elif config.kernel == "wgmma" and config.is_swapped and boxes_of(config.block_m)[1]:
         # Some of the tail, too.

@@ -25,7 +25,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
 from tilewire.kernels.runtime.kinds import block_of
-from tilewire.kernels.runtime.narrowing import narrow_stages
 from tilewire.kernels.runtime.targets import Target, current, is_interpreting
 
 Grid = tuple[int, int, int]
@@ -35,7 +34,6 @@ T = TypeVar("T")
 for _name in ("store_binary_only", "disable_line_info"):
     if f"TRITON_{_name.upper()}" not in os.environ:
         setattr(knobs.compilation, _name, True)
-knobs.runtime.add_stages_inspection_hook = narrow_stages
 
 
 @dataclass(frozen=True)
@@ -147,6 +145,12 @@ class Descriptor:
     block: tuple[int, ...]
 
 
+def has_whole_boxes(variant: Variant, values: Mapping[str, Any]) -> bool:
+    """Whether each descriptor in `values` moves boxes as large as `variant` has room for."""
+    given = ((kind, values.get(name)) for name, kind in variant.signature)
+    return all(value.block == block_of(kind) for kind, value in given if isinstance(value, Descriptor))
+
+
 class Launch:
     """A kernel with its grid and every argument but the addresses bound.
 
@@ -216,9 +220,8 @@ class Launch:
         try:
             return BoundLaunch(loaded.metadata, loaded.function, self.variant.signature, self._values, self.grid)
         except LayoutError:
-            boxes = ((kind, self._values.get(name)) for name, kind in self.variant.signature)
-            if any(isinstance(value, Descriptor) and value.block != block_of(kind) for kind, value in boxes):
-                # Triton's launcher moves whole boxes.
+            if not has_whole_boxes(self.variant, self._values):
+                # Triton's launcher moves no others.
                 raise
             return None
 

@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from tilewire.kernels.runtime.narrowing import narrow, narrow_stages
+import pytest
+
+from tilewire.kernels.matmul.configs import Config, Specialization
+from tilewire.kernels.matmul.hopper.narrowing import narrow, narrow_stages
+from tilewire.kernels.matmul.variants import box_shapes, build
+from tilewire.kernels.runtime.launch import Descriptor, has_whole_boxes
+from tilewire.kernels.runtime.targets import KNOWN
 
 REGISTERS = [f"%r{number}" for number in range(16)]
 
@@ -49,3 +55,14 @@ def test_the_hook_changes_what_comes_before_the_assembler_and_no_key():
     amd = {"amdgcn": str}
     narrow_stages(None, amd, None, None, None)
     assert amd == {"amdgcn": str}
+
+
+@pytest.mark.parametrize(("rows", "is_whole"), [(128, True), (112, False), (144, True), (152, False)])
+def test_boxes_smaller_than_their_places_are_told_from_whole_ones(rows, is_whole):
+    # Triton's own launcher moves whole boxes: the barriers of such a binary would wait for other numbers of bytes.
+    specialization = Specialization("wgmma", "bfloat16", "ieee", "k", "n", "tma", "bfloat16", is_plain=True)
+    config = Config("wgmma", rows, 128, 64, num_warps=8, num_stages=5, is_persistent=True, is_swapped=True)
+    boxes = box_shapes(specialization, config)
+    names = {"a": "a_desc", "b": "b_desc", "out": "out_desc", "tail": "tail_desc", "out tail": "out_tail_desc"}
+    values = {names[name]: Descriptor((512, 512), (512, 1), box) for name, box in boxes.items()}
+    assert has_whole_boxes(build(specialization, config, KNOWN["nvidia_h200"]), values | {"m": 512}) == is_whole

@@ -26,9 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
+from tilewire.kernels.matmul.hopper.narrowing import use_columns
 from tilewire.kernels.matmul.kernel import LINE, start_of, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
-from tilewire.kernels.runtime.narrowing import use_columns
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Rows of the left operand that a consumer multiplies: those of one matrix instruction.

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Matrix instructions of any multiple of 8 columns, on Hopper.
+"""Matrix instructions of any multiple of 8 columns.
 
 The compiler's shapes are powers of two, and so are the columns of the matrix instructions (wgmma) that it writes. The
 hardware takes each multiple of 8 up to 256, in as much less time. A kernel says by `use_columns` how many columns of a
@@ -9,11 +9,14 @@ assembler. Sums of the other columns keep what they were; their registers are th
 Where another compiler writes instructions in another way, they stay as they are: all columns are computed, of which the
 last are of no product. A kernel must not use them in either case.
 
+Whoever has the kernel has this module, so importing it hands `narrow_stages` to Triton. Other programs pass unchanged.
+
 Source: PTX ISA, wgmma.mma_async: shapes, and the registers of the matrix D.
 """
 
 import re
 
+from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -57,3 +60,6 @@ def narrow_stages(_backend=None, stages=None, *_rest):
     if assemble is not None:
         stages["ptx"] = lambda source, metadata: narrow(assemble(source, metadata))
     return None
+
+
+knobs.runtime.add_stages_inspection_hook = narrow_stages
