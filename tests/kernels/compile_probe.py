@@ -196,7 +196,20 @@ def report(name, variant, target):
     wanted = {form.columns, form.tail_columns} - {0} if form else set()
     columns = set(map(int, re.findall(r"wgmma\.mma_async\.\S*m64n(\d+)k", text)))
     lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted)}
+    if form:
+        more["waits"] = what_waits(text)
     return {"name": name, "shared": shared, "spilled_bytes": spills, **lists, **more, **found}
+
+
+def what_waits(text):
+    """What the assembler says of matrix instructions that it lets wait for one another; empty where all stay in flight."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    with tempfile.TemporaryDirectory() as folder:
+        source, binary = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(text)
+        command = [str(tool), "-v", "--gpu-name=sm_90a", str(source), "-o", str(binary)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return "\n".join(line for line in said.splitlines() if "Performance Loss" in line)
 
 
 def usage_cuda(compiled):

@@ -107,11 +107,12 @@ def test_hopper_multiplies_large_products_asynchronously():
 
 
 def check_columns(kernels):
-    """Each tile of the kernel for Hopper has matrix instructions of exactly its columns, not of the next power of two."""
+    """Each tile of the kernel for Hopper has matrix instructions of exactly its columns, and all of them stay in flight."""
     hopper = [kernel for kernel in kernels if kernel["wanted_columns"]]
     assert len({column for kernel in hopper for column in kernel["wanted_columns"]}) > 10
     for kernel in hopper:
         assert kernel["columns"] == kernel["wanted_columns"], kernel
+        assert not kernel["waits"], kernel
 
 
 def test_matrix_instructions_have_the_columns_of_the_tile():
