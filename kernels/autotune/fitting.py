@@ -1,11 +1,14 @@
 """Fits a device's table to what `kernels.autotune.collect` measured. Needs NumPy and no device; imports no op by name.
 
-`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5] [--keep 4]`
+`python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5] [--keep 4]
+[--only epilogue]`
 
 For each kind of products, a key of the table, costs of the model's terms are fitted first to all configurations
 together. Then they are fitted to each by itself, drawn to the common ones. Only the comparison of candidates for one
 shape counts, so each shape has a factor that all its candidates share. Then the few configurations are kept whose
-predicted best loses the least. With `--keep` the table's configurations stay, and so many others at most join them.
+predicted best loses the least. With `--keep` the table's configurations stay, and so many others at most join them. With
+`--only` they alone stay, and but for the terms named all their costs do, too: `--groups epilogues --only epilogue` fits what
+a bias and an activation cost, without the plain products' costs.
 
 Sources: Levenberg–Marquardt least squares on logarithms with a Gaussian prior.
 """
@@ -17,7 +20,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -44,6 +47,8 @@ _STEEPNESS = 6.0
 _PASSES, _STEPS = 4, 25
 # A configuration that was measured on fewer shapes is not kept.
 _MIN_SHAPES = 2
+# Least cost that has a logarithm.
+_LEAST_COST = 1e-9
 
 
 @dataclass
@@ -68,6 +73,11 @@ class Measured:
     def best_us(self) -> float:
         """Microseconds of the fastest configuration."""
         return min(self.us.values())
+
+    def among(self, entries: Collection[Config], tuning: Tuning) -> Measured:
+        """Returns the measurements of these entries of a table."""
+        us = {config: us for config, us in self.us.items() if tuning.entry_of(config) in entries}
+        return dataclasses.replace(self, us=us)
 
 
 def read(paths: Iterable[Path], held_out: int) -> tuple[Table, list[Measured]]:
@@ -99,10 +109,21 @@ class Costs:
         tuning: Tuning interface of the op.
         measured: Measurements of that key without the held-out shapes.
         target: The device.
+        known: Costs that configurations have already, all of those that were measured; needed with `only`.
+        only: Terms to fit; empty for all.
     """
 
-    def __init__(self, tuning: Tuning, measured: Sequence[Measured], target: Target) -> None:
+    def __init__(
+        self,
+        tuning: Tuning,
+        measured: Sequence[Measured],
+        target: Target,
+        known: Mapping[Config, Sequence[float]] | None = None,
+        only: Sequence[str] = (),
+    ) -> None:
         self._tuning, self._target = tuning, target
+        terms = tuning.model.terms
+        self._free = np.array([not only or term.name in only for term in terms])
         rows = [(number, config, us, each) for number, each in enumerate(measured) for config, us in each.us.items()]
         counts: dict[Config, Counter[int]] = defaultdict(Counter)
         for _, config, _, each in rows:
@@ -110,6 +131,13 @@ class Costs:
         # An entry's binaries for other layouts may need other resources; the table has one number for all.
         self.programs_per_sm = {entry: found.most_common(1)[0][0] for entry, found in counts.items()}
         self._amounts = np.array([self.amounts(each, config) for _, config, _, each in rows])
+        # Costs of terms that are not fitted, and the time that they explain.
+        held = np.zeros_like(self._amounts)
+        if only:
+            assert known is not None, "This is a bug."
+            held = np.array([known[tuning.entry_of(config)] for _, config, _, _ in rows]) * ~self._free
+        self._held_us = (self._amounts * held).sum(axis=1)
+        self._amounts = self._amounts * self._free
         self._log_us = np.log([us for _, _, us, _ in rows])
         best_us = np.array([each.best_us for _, _, _, each in rows])
         excess = np.exp(self._log_us) / best_us - 1
@@ -119,14 +147,14 @@ class Costs:
         for row, (_, config, _, _) in enumerate(rows):
             of_entry[tuning.entry_of(config)].append(row)
         self.seen = {entry: len({int(shapes[row]) for row in found}) for entry, found in of_entry.items()}
-        begin = np.log([term.default for term in tuning.model.terms])
+        begin = np.log([term.default for term in terms])
         everything = np.arange(len(rows))
         self.common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
         own = dict.fromkeys(of_entry, self.common)
         for _ in range(_PASSES):
             predicted = np.zeros(len(rows))
             for entry, found in of_entry.items():
-                predicted[found] = np.log(self._amounts[found] @ np.exp(own[entry]))
+                predicted[found] = np.log(self._held_us[found] + self._amounts[found] @ np.exp(own[entry]))
             rest = (self._log_us - predicted) * self._weights
             shift = np.bincount(shapes, rest) / np.maximum(np.bincount(shapes, self._weights), 1e-9)
             # A slow configuration counts as much as a fast one while it is believed to be fast.
@@ -135,6 +163,12 @@ class Costs:
             own = {
                 entry: self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
                 for entry, found in of_entry.items()
+            }
+        if only:
+            assert known is not None, "This is a bug."
+            own = {
+                entry: np.where(self._free, found, np.log(np.maximum(known[entry], _LEAST_COST)))
+                for entry, found in own.items()
             }
         self.own = own
 
@@ -151,12 +185,12 @@ class Costs:
 
     def _fit(self, rows: NDArray[np.int64], shift: Array, begin: Array, centre: Array, spread: float) -> Array:
         """Least squares from `begin`, drawn to `centre`."""
-        amounts, wanted = self._amounts[rows], (self._log_us - shift)[rows]
+        amounts, wanted, held_us = self._amounts[rows], (self._log_us - shift)[rows], self._held_us[rows]
         weights = np.sqrt(self._weights[rows]) / _NOISE
 
         def loss(theta: Array) -> tuple[float, Array, Array]:
             parts = np.exp(theta) * amounts
-            us = parts.sum(axis=1)
+            us = held_us + parts.sum(axis=1)
             # What nothing explains pulls so hard at most: times 0.6 and 2.7 times as long as predicted.
             misses = weights * np.clip(np.log(us) - wanted, -1.0, 0.5)
             total = float(misses @ misses + (((theta - centre) / spread) ** 2).sum())
@@ -260,7 +294,13 @@ def _by_key(measured: Sequence[Measured]) -> list[tuple[tuple[str, str], list[Me
     return sorted(found.items())
 
 
-def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None], more: int | None = None) -> Table:
+def fit(
+    measured: Sequence[Measured],
+    target: Target,
+    say: Callable[[str], None],
+    more: int | None = None,
+    only: Sequence[str] = (),
+) -> Table:
     """The sections of a table for every key that was measured.
 
     Args:
@@ -268,16 +308,20 @@ def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]
         target: The device.
         say: Prints a line about each section.
         more: Configurations that may join those of the device's table, which stay; None to choose all anew.
+        only: Terms whose costs are fitted, with 0 `more`; empty for all.
     """
     table: Table = {}
-    for (op, key), found in _by_key(measured):
-        tuning = tuning_of(found[0].shape)
+    for (op, key), every in _by_key(measured):
+        tuning = tuning_of(every[0].shape)
         if not key:
             continue
+        section = table_for(target).get(op, {}).get(key, {"tiles": []})
+        old = {_entry_of(each, tuning): each for each in section["tiles"]}
+        known = {entry: tuning.model.costs(each["costs"], section["costs"]) for entry, each in old.items()}
+        found = [among for each in every if (among := each.among(known, tuning)).us] if only else every
         learned = [each for each in found if not each.is_held_out]
-        costs = Costs(tuning, learned, target)
+        costs = Costs(tuning, learned, target, known, only)
         choice = Choice(costs, learned, tuning, target)
-        old = {_entry_of(each, tuning): each for each in table_for(target).get(op, {}).get(key, {"tiles": []})["tiles"]}
         num_common, num_everywhere, least_gain = tuning.sizes(key)
         kept = old if more is not None or tuning.keeps else {}
         start = [
@@ -294,7 +338,12 @@ def fit(measured: Sequence[Measured], target: Target, say: Callable[[str], None]
         rest = {entry: each for entry, each in old.items() if entry in kept or entry.kernel not in kernels}
         tiles = [each for entry, each in rest.items() if entry not in chosen]
         tiles += [_shown(entry, costs, tuning, all_layouts=flag) for entry, flag in chosen.items()]
-        table.setdefault(op, {})[key] = {"costs": _named(costs.common, tuning), "tiles": tiles}
+        if only:
+            # In the order that the table has.
+            fitted = {_entry_of(tile, tuning): {name: tile["costs"][name] for name in only} for tile in tiles}
+            tiles = [tile | {"costs": tile["costs"] | fitted[entry]} for entry, tile in old.items()]
+        defaults = section["costs"] if only else _named(costs.common, tuning)
+        table.setdefault(op, {})[key] = {"costs": defaults, "tiles": tiles}
         judged = [each for each in found if each.is_held_out] or learned
         judge = Choice(costs, judged, tuning, target)
         number = {entry: index for index, entry in enumerate(judge.entries)}
@@ -352,10 +401,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="table to write; what was not measured stays as it is there")
     parser.add_argument("--held-out", type=int, default=5, help="judge by every n-th shape; 0 to fit to all")
     parser.add_argument("--keep", type=int, help="keep the table's configurations, and add at most so many to each key")
+    parser.add_argument(
+        "--only", nargs="+", default=(), help="fit the costs of these terms alone; nothing else changes"
+    )
     arguments = parser.parse_args(argv)
     device, measured = read(arguments.measured, arguments.held_out)
     target = Target(**device["target"])
-    table = fit(measured, target, print, arguments.keep)
+    more = 0 if arguments.only else arguments.keep
+    table = fit(measured, target, print, more, arguments.only)
     if arguments.out:
         whole = json.loads(arguments.out.read_text()) if arguments.out.is_file() else dict(table_for(target))
         write_atomically(

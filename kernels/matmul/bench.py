@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -15,8 +16,22 @@ from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.op import Call
 
+# A product of operand set number so and so, and its output.
+Multiply: TypeAlias = Callable[[int], torch.Tensor]
 
-def _searched(sets: Sequence[tuple[torch.Tensor, ...]]) -> dict[str, Call]:
+# PyTorch's activations, in place, and those that its product can have as a part.
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], object]] = {
+    "relu": torch.relu_,
+    "leaky_relu": torch.nn.functional.leaky_relu_,
+    "gelu": lambda x: x.copy_(torch.nn.functional.gelu(x, approximate="tanh")),
+    "silu": lambda x: torch.nn.functional.silu(x, inplace=True),
+    "sigmoid": torch.sigmoid_,
+    "tanh": torch.tanh_,
+}
+_FUSED = ("relu", "gelu")
+
+
+def _searched(sets: Sequence[tuple[torch.Tensor, ...]]) -> dict[str, Multiply]:
     """CuBLASLt with its heuristics' proposals timed; nothing where `nvmath-python` is not installed."""
     if importlib.util.find_spec("nvmath") is None or sets[0][0].device.type != "cuda":
         return {}
@@ -24,10 +39,11 @@ def _searched(sets: Sequence[tuple[torch.Tensor, ...]]) -> dict[str, Call]:
     product.plan()
     product.autotune(iterations=5)
 
-    def call(index: int) -> None:
+    def call(index: int) -> torch.Tensor:
         a, b = sets[index][:2]
         product.reset_operands(a=a, b=b)
-        product.execute()
+        found: torch.Tensor = product.execute()
+        return found
 
     return {"cublaslt searched": call}
 
@@ -58,14 +74,39 @@ class MatmulOperands:
         return lambda index: prepared(*sets[index], bias, None, None)
 
     def vendors(self) -> dict[str, Call]:
-        """Returns calls of other libraries: the product alone, without its epilogue."""
+        """Returns calls of other libraries; PyTorch's bias and activation follow their products where ours do."""
+        if self._shape.is_plain:
+            return dict(self._products())
+        bias, activate = self._epilogue.bias, _ACTIVATIONS[self._shape.activation]
+        assert bias is not None, "This is a bug."
+
+        def finished(index: int, *, multiply: Multiply) -> None:
+            out = multiply(index)
+            activate(out.add_(bias))
+
+        found: dict[str, Call] = {
+            name: functools.partial(finished, multiply=multiply) for name, multiply in self._products().items()
+        }
+        a, _, out = self._sets[0]
+        if a.dtype == out.dtype and a.dim() == 2 and self._shape.activation in _FUSED:
+            near = bias.to(out.dtype)
+
+            def fused(index: int) -> None:
+                a, b, out = self._sets[index]
+                torch._addmm_activation(near, a, b, use_gelu=self._shape.activation == "gelu", out=out)
+
+            found["torch fused"] = fused
+        return found
+
+    def _products(self) -> dict[str, Multiply]:
+        """Other libraries' products alone."""
         shape, sets = self._shape, self._sets
         stored = getattr(torch, shape.stored_dtype)
         if shape.dtype.startswith("float8"):
             one = torch.ones((), device=sets[0][0].device)
 
-            def scaled(index: int, *, is_fast: bool) -> None:
-                torch._scaled_mm(*sets[index][:2], one, one, out_dtype=stored, use_fast_accum=is_fast)
+            def scaled(index: int, *, is_fast: bool) -> torch.Tensor:
+                return torch._scaled_mm(*sets[index][:2], one, one, out_dtype=stored, use_fast_accum=is_fast)
 
             is_fast = shape.precision == "fast"
             return {"torch": functools.partial(scaled, is_fast=is_fast)} if shape.batch == 1 else {}
@@ -75,11 +116,11 @@ class MatmulOperands:
             return {}
         multiply = torch.mm if shape.batch == 1 else torch.bmm
 
-        def call(index: int, *, library: str) -> None:
+        def call(index: int, *, library: str) -> torch.Tensor:
             a, b, out = sets[index]
             torch.backends.cuda.matmul.allow_tf32 = shape.precision == "tf32"
             torch.backends.cuda.preferred_blas_library(library)
-            multiply(a, b, out=out)
+            return multiply(a, b, out=out)
 
         return {
             "torch": functools.partial(call, library="cublas"),

@@ -198,6 +198,14 @@ def _any_of(dtype: str, largest: int = 8192) -> Callable[[random.Random], Matmul
     return draw_one
 
 
+def _with_epilogue(generator: random.Random) -> MatmulShape:
+    """A product that a bias and an activation follow; three of seven in bfloat16."""
+    kinds = ["bfloat16"] * 3 + ["float8_e4m3fn", "float8_e4m3fn fast", "float32 tf32", "int8"]
+    shape = _any_of(generator.choice(kinds), 4096)(generator)
+    # Sums of int8 are whole numbers.
+    return replace(shape, activation="relu" if shape.dtype == "int8" else generator.choice(["relu", "gelu", "silu"]))
+
+
 GROUPS = (
     ShapeGroup("random", _random, 70),
     ShapeGroup("large", lambda generator: _between(generator, 2048, 10240), 16),
@@ -214,4 +222,5 @@ GROUPS = (
     ShapeGroup("tf32x3", _any_of("float32 tf32x3", 2048), 10),
     ShapeGroup("ieee", _any_of("float32 ieee", 4096), 26),
     ShapeGroup("batched", _batch, 20),
+    ShapeGroup("epilogues", _with_epilogue, 24),
 )

@@ -269,7 +269,9 @@ def _is_common(shape: MatmulShape, target: Target) -> bool:
     is_boxed = stores_boxes(shape.problem, Config("tma", 16, 16, 16))
     if has_fma(shape.problem, target):
         return is_main(shape.problem)
-    return (is_main(shape.problem) and (shape.is_plain or not is_boxed)) or not has_descriptors(shape.problem, target)
+    # The kernel for Hopper has both binaries for all of its tiles, the descriptor kernel for those of all layouts.
+    has_both = shape.is_plain or not is_boxed or has_wgmma(shape.problem, target)
+    return (is_main(shape.problem) and has_both) or not has_descriptors(shape.problem, target)
 
 
 # Most entries of a section, those of them for all layouts, and the least gain (of the mean logarithm of the time) of one more.

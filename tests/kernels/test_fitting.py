@@ -105,3 +105,41 @@ def test_a_fit_finds_the_tiles_that_are_fastest(target, measured):
     kept = {tuple(each[name] for name in names) for each in section["tiles"]}
     assert tuple(getattr(WANTED, name) for name in names) in kept
     assert len(section["tiles"]) <= sum(tuning_of(measured[0].shape).sizes("half")[:2])
+
+
+def test_the_cost_of_an_epilogue_is_fitted_by_itself(target, tmp_path):
+    tiles = {tile.config: tile for tile in tiles_of(target)["half"]}
+    place = [term.name for term in MODEL.terms].index("epilogue")
+    wanted = {config: 2.5 if config.kernel == "tma" else 0.6 for config in tiles}
+    generator = random.Random(8)
+    lines: list[dict[str, Any]] = [{"device": {}, "target": asdict(target)}]
+    for _ in range(24):
+        m, n, k = (64 * generator.randint(8, 64) for _ in range(3))
+        shape = MatmulShape(m, n, k, activation="gelu")
+        us = {}
+        for config, tile in tiles.items():
+            if is_sensible(shape.problem, config, target):
+                amounts = amounts_of(shape.problem, config, tile.occupancy, target, is_plain=False)
+                costs = (*tile.costs[:place], wanted[config], *tile.costs[place + 1 :])
+                us[config_text(config)] = MODEL.us(costs, amounts)
+        lines.append(
+            {"line": as_line(shape), "us": us, "bad": {}, "vendors": {}, "programs_per_sm": dict.fromkeys(us, 1)}
+        )
+    path = tmp_path / "measured.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    measured = read([path], 0)[1]
+    section = fit(measured, target, lambda _: None, more=0, only=["epilogue"])["matmul"]["half"]
+    old = table_for(target)["matmul"]["half"]
+    assert section["costs"] == old["costs"]
+    checked = set()
+    for fitted, each in zip(section["tiles"], old["tiles"], strict=True):
+        assert {**fitted, "costs": {**fitted["costs"], "epilogue": 0}} == {
+            **each,
+            "costs": {**each["costs"], "epilogue": 0},
+        }
+        config = tile_of(Config, MODEL, each, {}).config
+        # Slow tiles count little, and all are drawn to what they have in common.
+        if sum(found.us.get(config, float("inf")) < 1.3 * found.best_us for found in measured) > 4:
+            assert fitted["costs"]["epilogue"] == pytest.approx(wanted[config], rel=0.35), config
+            checked.add(config.kernel)
+    assert checked == {"tma", "wgmma"}
