@@ -315,10 +315,12 @@ def fit(
         tuning = tuning_of(every[0].shape)
         if not key:
             continue
-        section = table_for(target).get(op, {}).get(key, {"tiles": []})
+        section = {"tiles": [], "costs": {}} | table_for(target).get(op, {}).get(key, {})
         old = {_entry_of(each, tuning): each for each in section["tiles"]}
-        known = {entry: tuning.model.costs(each["costs"], section["costs"]) for entry, each in old.items()}
+        known = {entry: tuning.model.costs(each.get("costs", {}), section["costs"]) for entry, each in old.items()}
         found = [among for each in every if (among := each.among(known, tuning)).us] if only else every
+        if not found:
+            continue
         learned = [each for each in found if not each.is_held_out]
         costs = Costs(tuning, learned, target, known, only)
         choice = Choice(costs, learned, tuning, target)
@@ -340,8 +342,11 @@ def fit(
         tiles += [_shown(entry, costs, tuning, all_layouts=flag) for entry, flag in chosen.items()]
         if only:
             # In the order that the table has.
-            fitted = {_entry_of(tile, tuning): {name: tile["costs"][name] for name in only} for tile in tiles}
-            tiles = [tile | {"costs": tile["costs"] | fitted[entry]} for entry, tile in old.items()]
+            fitted = {_entry_of(tile, tuning): tile.get("costs", {}) for tile in tiles}
+            tiles = [
+                tile | {"costs": tile.get("costs", {}) | {name: fitted[entry][name] for name in only if fitted[entry]}}
+                for entry, tile in old.items()
+            ]
         defaults = section["costs"] if only else _named(costs.common, tuning)
         table.setdefault(op, {})[key] = {"costs": defaults, "tiles": tiles}
         judged = [each for each in found if each.is_held_out] or learned
