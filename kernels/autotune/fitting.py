@@ -131,6 +131,8 @@ class Costs:
         # An entry's binaries for other layouts may need other resources; the table has one number for all.
         self.programs_per_sm = {entry: found.most_common(1)[0][0] for entry, found in counts.items()}
         self._amounts = np.array([self.amounts(each, config) for _, config, _, each in rows])
+        # Terms that no measurement has, whose costs stay what they were.
+        self.unmeasured = [term.name for term, most in zip(terms, self._amounts.max(axis=0), strict=True) if not most]
         # Costs of terms that are not fitted, and the time that they explain.
         held = np.zeros_like(self._amounts)
         if only:
@@ -339,15 +341,16 @@ def fit(
         kernels = {entry.kernel for entry in chosen}
         rest = {entry: each for entry, each in old.items() if entry in kept or entry.kernel not in kernels}
         tiles = [each for entry, each in rest.items() if entry not in chosen]
-        tiles += [_shown(entry, costs, tuning, all_layouts=flag) for entry, flag in chosen.items()]
+        for entry, flag in chosen.items():
+            shown = _shown(entry, costs, tuning, all_layouts=flag)
+            known_costs = old.get(entry, section).get("costs", {})
+            tiles.append(shown | {"costs": shown["costs"] | _picked(known_costs, costs.unmeasured)})
         if only:
             # In the order that the table has.
-            fitted = {_entry_of(tile, tuning): tile.get("costs", {}) for tile in tiles}
-            tiles = [
-                tile | {"costs": tile.get("costs", {}) | {name: fitted[entry][name] for name in only if fitted[entry]}}
-                for entry, tile in old.items()
-            ]
-        defaults = section["costs"] if only else _named(costs.common, tuning)
+            fitted = {_entry_of(tile, tuning): _picked(tile.get("costs", {}), only) for tile in tiles}
+            tiles = [tile | {"costs": tile.get("costs", {}) | fitted[entry]} for entry, tile in old.items()]
+        common_costs = _named(costs.common, tuning) | _picked(section["costs"], costs.unmeasured)
+        defaults = section["costs"] if only else common_costs
         table.setdefault(op, {})[key] = {"costs": defaults, "tiles": tiles}
         judged = [each for each in found if each.is_held_out] or learned
         judge = Choice(costs, judged, tuning, target)
@@ -392,6 +395,11 @@ def _shown(entry: Config, costs: Costs, tuning: Tuning, *, all_layouts: bool) ->
     }
     more = {"occupancy": costs.programs_per_sm[entry]} | ({"all_layouts": True} if all_layouts else {})
     return fields | more | {"costs": _named(costs.own[entry], tuning)}
+
+
+def _picked(costs: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
+    """Those of `costs` that have one of `names`."""
+    return {name: cost for name, cost in costs.items() if name in names}
 
 
 def _named(theta: Array, tuning: Tuning) -> dict[str, float]:

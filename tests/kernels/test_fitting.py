@@ -70,6 +70,8 @@ def test_a_table_keeps_its_tiles_and_is_joined_by_the_one_that_wins(target, meas
     assert set(old) <= set(fitted)
     assert all(fitted[config].get("all_layouts") == each.get("all_layouts") for config, each in old.items())
     assert "all_layouts" not in fitted[WANTED]
+    # No shape had an epilogue, so no fit can know its cost.
+    assert all(fitted[config]["costs"]["epilogue"] == each["costs"]["epilogue"] for config, each in old.items())
     # Its costs predict its times.
     costs = MODEL.costs(fitted[WANTED]["costs"], {})
     for each in measured:
