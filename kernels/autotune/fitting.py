@@ -109,7 +109,7 @@ class Costs:
         tuning: Tuning interface of the op.
         measured: Measurements of that key without the held-out shapes.
         target: The device.
-        known: Costs that configurations have already, all of those that were measured; needed with `only`.
+        known: Costs that configurations have already; of the terms that are not fitted they stay.
         only: Terms to fit; empty for all.
     """
 
@@ -118,7 +118,7 @@ class Costs:
         tuning: Tuning,
         measured: Sequence[Measured],
         target: Target,
-        known: Mapping[Config, Sequence[float]] | None = None,
+        known: Mapping[Config, Sequence[float]],
         only: Sequence[str] = (),
     ) -> None:
         self._tuning, self._target = tuning, target
@@ -134,11 +134,9 @@ class Costs:
         # Terms that no measurement has, whose costs stay what they were.
         self.unmeasured = [term.name for term, most in zip(terms, self._amounts.max(axis=0), strict=True) if not most]
         # Costs of terms that are not fitted, and the time that they explain.
-        held = np.zeros_like(self._amounts)
-        if only:
-            assert known is not None, "This is a bug."
-            held = np.array([known[tuning.entry_of(config)] for _, config, _, _ in rows]) * ~self._free
-        self._held_us = (self._amounts * held).sum(axis=1)
+        defaults = [term.default for term in terms]
+        held = np.array([known.get(tuning.entry_of(config), defaults) for _, config, _, _ in rows])
+        self._held_us = (self._amounts * held * ~self._free).sum(axis=1)
         self._amounts = self._amounts * self._free
         self._log_us = np.log([us for _, _, us, _ in rows])
         best_us = np.array([each.best_us for _, _, _, each in rows])
@@ -149,7 +147,7 @@ class Costs:
         for row, (_, config, _, _) in enumerate(rows):
             of_entry[tuning.entry_of(config)].append(row)
         self.seen = {entry: len({int(shapes[row]) for row in found}) for entry, found in of_entry.items()}
-        begin = np.log([term.default for term in terms])
+        begin = np.log(defaults)
         everything = np.arange(len(rows))
         self.common = self._fit(everything, np.zeros(len(rows)), begin, begin, _FAR)
         own = dict.fromkeys(of_entry, self.common)
@@ -166,13 +164,10 @@ class Costs:
                 entry: self._fit(np.array(found), shift[shapes], own[entry], self.common, _NEAR)
                 for entry, found in of_entry.items()
             }
-        if only:
-            assert known is not None, "This is a bug."
-            own = {
-                entry: np.where(self._free, found, np.log(np.maximum(known[entry], _LEAST_COST)))
-                for entry, found in own.items()
-            }
-        self.own = own
+        self.own = {
+            entry: np.where(self._free, found, np.log(np.maximum(known.get(entry, defaults), _LEAST_COST)))
+            for entry, found in own.items()
+        }
 
     def amounts(self, each: Measured, config: Config) -> tuple[float, ...]:
         """Of the model's terms."""

@@ -3,11 +3,13 @@
 import inspect
 
 import pytest
+import torch
 
 from tilewire.kernels.add.bench import AddShape
 from tilewire.kernels.autotune.benches import operands_of
 from tilewire.kernels.autotune.collect import draw, is_supported
 from tilewire.kernels.autotune.workloads import as_line, parse_line
+from tilewire.kernels.matmul.bench import MatmulOperands
 from tilewire.kernels.matmul.configs import Config
 from tilewire.kernels.matmul.plan import Epilogue, plan_of
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -93,3 +95,20 @@ def test_operands_are_what_the_workload_says(workload):
 def test_alternatives_of_a_large_product_reach_every_split():
     found = list(MatmulShape(128, 128, 16384).candidates(KNOWN["nvidia_h100"]))
     assert {1, 2, 4, 8, 16} <= {config.split_k for config in found if isinstance(config, Config)}
+
+
+@pytest.mark.parametrize(
+    ("activation", "names"),
+    [("relu", {"torch", "torch fused"}), ("gelu", {"torch", "torch fused"}), ("silu", {"torch"})],
+)
+def test_the_other_side_has_the_same_bias_and_activation(activation, names):
+    operands = MatmulOperands(MatmulShape(32, 64, 48, activation=activation), 1, torch.Generator().manual_seed(1))
+    operands.launcher(None)(0)
+    ours = operands.output.clone()
+    # The other library of NVIDIA is not in every build.
+    calls = {name: call for name, call in operands.vendors().items() if name != "torch lt"}
+    assert set(calls) == names
+    for call in calls.values():
+        operands.poison()
+        call(0)
+        torch.testing.assert_close(operands.output, ours, rtol=0.02, atol=0.05)
