@@ -199,7 +199,8 @@ def prepare(
 ) -> Prepared:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
-    key = (shapes, a.dtype, out.dtype, are_aligned((a, b, out)), alpha, config, a.device)
+    # As text: 0.0 equals -0.0, and NaN not itself.
+    key = (shapes, a.dtype, out.dtype, are_aligned((a, b, out)), repr(alpha), config, a.device)
 
     def make() -> Prepared:
         def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

@@ -54,7 +54,8 @@ def apply_unary(x, fn, IS_NARROW: tl.constexpr):
     elif fn == ABS:
         x = tl.abs(x)
     else:
-        x = -x
+        # Triton negates by a difference from 0.0, which would make 0.0 of 0.0.
+        x = x * -1.0
     return x
 
 

@@ -139,7 +139,7 @@ def pointwise(
         fn: With `y` one of `mul sub div maximum minimum`, without `exp log sqrt rsqrt abs neg relu gelu silu sigmoid tanh`.
         y: A shape that broadcasts with that of `x`; the dtype of `x`.
         scale: Factor.
-        shift: Summand.
+        shift: Summand; a zero changes nothing, not even the sign of a zero.
         out_dtype: Any of the same dtypes. Default: that of `x`.
 
     Returns:
@@ -220,7 +220,8 @@ def prepare(
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     like_y = None if y is None else (y.shape, y.stride())
     shapes = (x.shape, x.stride(), like_y, out.shape, out.stride(), are_aligned((x, y, out)))
-    key = (shapes, x.dtype, out.dtype, fn, float(scale), float(shift), config, x.device)
+    # As text: 0.0 equals -0.0, and NaN not itself.
+    key = (shapes, x.dtype, out.dtype, fn, repr((float(scale), float(shift))), config, x.device)
 
     def make() -> Prepared:
         def launch(x: torch.Tensor, y: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -235,7 +236,9 @@ def prepare(
         problem = walk.problem(Problem, x, y, out)
         target = current(x.get_device())
         chosen = config or choose(problem, target)
-        values = walk.sizes("xyo", problem.specialization.unit) | {"scale": float(scale), "shift": float(shift)}
+        # 0.0 would make -0.0 of a result 0.0.
+        options = {"scale": float(scale), "shift": float(shift) or -0.0}
+        values = walk.sizes("xyo", problem.specialization.unit) | options
         values |= {"fn": (UNARY if y is None else BINARY)[fn], "out_kind": KINDS[problem.out_dtype]}
         return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, x.device)
 
@@ -279,4 +282,4 @@ def pointwise_reference(
     """The function `fn`, times `scale`, plus `shift`, in float64."""
     function: Callable[..., torch.Tensor] = _OWN.get(fn) or getattr(torch, fn)
     operands = [tensor.double() for tensor in (x, y) if tensor is not None]
-    return function(*operands) * scale + shift
+    return function(*operands) * scale + (shift or -0.0)

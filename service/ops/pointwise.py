@@ -31,7 +31,7 @@ class PointwiseOptions(OpOptions, frozen=True, tag="pointwise"):
 
     fn: Annotated[Fn | None, msgspec.Meta(description=f"With `y`: {', '.join(BINARY)}; without: the others.")] = None
     scale: Annotated[float, msgspec.Meta(description="out = fn·scale + shift.")] = 1.0
-    shift: Annotated[float, msgspec.Meta(description="out = fn·scale + shift.")] = 0.0
+    shift: Annotated[float, msgspec.Meta(description="out = fn·scale + shift; a zero changes nothing.")] = 0.0
     out_dtype: Annotated[OutDType | None, msgspec.Meta(description="Dtype of the result.")] = None
 
 

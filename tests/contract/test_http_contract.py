@@ -74,6 +74,42 @@ def test_a_megabyte_of_request_id_is_refused_and_the_next_request_is_served(raw:
     assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "inputs"),
+    [
+        ("/v1/add?alpha=", {"a": np.array([-0.0], np.float32), "b": np.array([1], np.float32)}),
+        ("/v1/pointwise?fn=abs&scale=", {"x": np.array([1], np.float32)}),
+    ],
+)
+def test_zeros_of_both_signs_have_their_own_answers(
+    client: httpx.Client, path: str, inputs: dict[str, np.ndarray]
+) -> None:
+    """Whichever came before: -0.0 + 0.0·1 is 0.0, and -0.0 + -0.0·1 is -0.0."""
+    body = to_safetensors(inputs)
+    for _ in range(4):
+        for zero in ("0.0", "-0.0"):
+            answer = client.post(path + zero, content=body, headers=SAFETENSORS)
+            assert answer.status_code == 200, answer.text
+            (out,) = from_safetensors(answer.content)["out"]
+            assert (out, bool(np.signbit(out))) == (0, zero == "-0.0")
+
+
+@pytest.mark.parametrize("zero", ["", "&shift=0.0", "&shift=-0.0"])
+def test_a_shift_of_zero_changes_nothing(client: httpx.Client, zero: str) -> None:
+    body = to_safetensors({"x": np.array([0, -0.0], np.float32)})
+    for _ in range(3):
+        answer = client.post(f"/v1/pointwise?fn=neg{zero}", content=body, headers=SAFETENSORS)
+        assert answer.status_code == 200, answer.text
+        assert np.signbit(from_safetensors(answer.content)["out"]).tolist() == [True, False]
+
+
+def test_a_fraction_is_refused_for_integers_after_its_whole_number(client: httpx.Client) -> None:
+    body = to_safetensors({"a": np.array([1], np.int32), "b": np.array([2], np.int32)})
+    for _ in range(3):
+        assert client.post("/v1/add?alpha=1", content=body, headers=SAFETENSORS).status_code == 200
+        check_problem(client.post("/v1/add?alpha=1.0", content=body, headers=SAFETENSORS), 400, "alpha")
+
+
 @pytest.mark.parametrize("form", ["safetensors", "npz", "json"])
 def test_the_answer_is_in_the_format_of_the_request(client: httpx.Client, form: str) -> None:
     body, headers = encode(form, {"a": A, "b": B})

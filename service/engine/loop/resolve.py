@@ -232,7 +232,8 @@ def _binding(plan: JobPlan, found: Sequence[Resident], tensors: Mapping[str, tor
     # Not the strategy itself: an enum's hash takes longer than all the rest.
     key = None if batching is None else (template.op, batching.strategy.value, batching.key, own)
     sources = tuple((span.name, span.type, span.fortran) for span in plan.inputs)
-    signature = (template.op, template.options, sources, own, tuple((one.type, one.pitch) for one in template.outputs))
+    outs = tuple((one.type, one.pitch) for one in template.outputs)
+    signature = (template.op, template.options.key, sources, own, outs)
     return Binding(found, tensors, key, signature)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.engines.templates import Templates
+from tilewire.service.gateway.engines.templates import Outputs, Templates
 from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template, TensorInfo
 from tilewire.service.ops.merge import MERGE, MergeOptions
 from tilewire.service.ops.op import AnyOp, OpOptions, Sharding, TensorType
@@ -72,7 +73,7 @@ def divide(template: Template, infos: Mapping[str, TensorInfo], count: int, temp
         specs = tuple(spec for spec, _ in own)
         outs = tuple(OutputSpec(one, pitch=_row_bytes(one.dtype, sum(widths))) for one in outputs)
         nbytes = sum(spec.type.nbytes for spec in specs) + sum(one.nbytes for one in outputs)
-        job = templates.find(template.op, specs, option, outs, (flops, nbytes))
+        job = templates.find(template.op, specs, option, outs, partial(Outputs, outs, flops, nbytes))
         shifts = tuple(shift for spec, shift in own if spec.resident is None)
         jobs.append(PartJob(job, shifts, tuple(_row_bytes(one.dtype, begin) for one in outputs)))
     merge = None
@@ -83,7 +84,7 @@ def divide(template: Template, infos: Mapping[str, TensorInfo], count: int, temp
             tuple(InputSpec(name, one) for name, one in zip(op.outputs, wholes, strict=True)),
             MergeOptions(selection.k, selection.largest, selection.is_nan_large, candidates),
             template.outputs,
-            (0, sum(one.nbytes for one in wholes)),
+            partial(Outputs, template.outputs, 0, sum(one.nbytes for one in wholes)),
         )
     return Division(sharding.field, jobs, wholes, merge)
 

@@ -8,12 +8,27 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
 from tilewire.service.ops.registry import Options
 
 # Largest number of templates that a gateway keeps; the one that was used longest ago is forgotten.
 MAX_TEMPLATES = 4096
+
+
+class Outputs(NamedTuple):
+    """Outputs of a template, and the cost of one job of it.
+
+    Attributes:
+        specs: Outputs in the order of the op's.
+        flops: Operations.
+        moved_bytes: Bytes that are read and written.
+    """
+
+    specs: tuple[OutputSpec, ...]
+    flops: int
+    moved_bytes: int
 
 
 class Templates:
@@ -31,17 +46,26 @@ class Templates:
         op: str,
         inputs: tuple[InputSpec, ...],
         options: Options,
-        outputs: tuple[OutputSpec, ...],
-        cost: tuple[int, int],
+        destination: Hashable,
+        plan: Callable[[], Outputs],
     ) -> Template:
-        """Returns the template of these values, numbered: options in normal form, operations and bytes as planned."""
-        key = (op, inputs, options, outputs)
+        """Returns the template of these values, numbered.
+
+        Args:
+            op: Name of the op.
+            inputs: Inputs in order.
+            options: Options of the op.
+            destination: Where the outputs go; with the values before, it determines what `plan` returns.
+            plan: Works out outputs and cost; called only when no template with these values is kept.
+        """
+        key = (op, inputs, options.key, destination)
         template = self._by_value.get(key)
         if template is not None:
             self._by_value.move_to_end(key)
             return template
+        outputs = plan()
         if len(self._by_value) >= self._max_templates:
             _, oldest = self._by_value.popitem(last=False)
             self._on_forget(oldest.id)
-        template = self._by_value[key] = Template(next(self._ids), op, inputs, options, outputs, *cost)
+        template = self._by_value[key] = Template(next(self._ids), op, inputs, options, *outputs)
         return template

@@ -14,6 +14,7 @@ from typing import Any
 from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.engines.caller import Caller
+from tilewire.service.gateway.engines.templates import Outputs
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Api, Call, Region, Task
 from tilewire.service.gateway.request.admission import Leases
@@ -308,40 +309,48 @@ def plan_task(
     Raises:
         TilewireError: Operands, limits or the format of the answer do not allow it.
     """
-    op, lead_bytes = task.op, task.call.lead_bytes
+    op, lead_bytes, residents = task.op, task.call.lead_bytes, task.residents
     begin = 0 if body is None else body.offset + lead_bytes
     inputs = bind(task, types, begin, versions or {})
-    planned = plan(op, {spec.name: spec.type for spec, _ in inputs}, task.options, gateway.settings.limits)
-    outputs = dict(zip(op.outputs, planned.outputs, strict=True))
+    specs, options = tuple(spec for spec, _ in inputs), task.options
+    regions = [task.out_regions.get(name) for name in op.outputs]
+    region_names = [None if region is None else region.name for region in regions]
+
+    def plan_outputs() -> Outputs:
+        planned = plan(op, {spec.name: spec.type for spec in specs}, options, gateway.settings.limits)
+        outs = tuple(
+            OutputSpec(kind, region, task.store, task.durable)
+            for kind, region in zip(planned.outputs, region_names, strict=True)
+        )
+        return Outputs(outs, planned.flops, planned.moved_bytes)
+
+    destination = (*region_names, task.store, task.durable)
+    job = gateway.engines.templates.find(op.name, specs, options, destination, plan_outputs)
+    outputs = {name: spec.type for name, spec in zip(op.outputs, job.outputs, strict=True)}
     check_regions(outputs, task.out_regions)
     encoder = task.encoder(op, outputs)
-    regions = [task.out_regions.get(name) for name in op.outputs]
-    specs = tuple(
-        OutputSpec(kind, None if region is None else region.name, task.store, task.durable)
-        for kind, region in zip(planned.outputs, regions, strict=True)
-    )
     lead = None
     if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES:
         lead = b"" if body is None else bytes(body.view[lead_bytes:][: task.lead_bytes])
     outputs_at, result_bytes = list[tuple[int, bool]](), 0
-    for kind, region in zip(planned.outputs, regions, strict=True) if task.store is None else ():
+    for kind, region in zip(outputs.values(), regions, strict=True) if task.store is None else ():
         outputs_at.append((result_bytes, True) if region is None else (region.offset, False))
         result_bytes += slot_bytes(kind.nbytes) if region is None else 0
     located = [(spec, offset) for spec, offset in inputs if offset is not None]
     return RequestTemplate(
         lead=lead,
-        job=gateway.engines.templates.find(
-            op.name, tuple(spec for spec, _ in inputs), task.options, specs, (planned.flops, planned.moved_bytes)
-        ),
-        reads=tuple(task.residents.values()),
-        resident_types=tuple((name, types[field]) for field, name in task.residents.items()),
+        job=job,
+        reads=tuple(residents.values()),
+        resident_types=tuple((name, types[field]) for field, name in residents.items()),
         uses_regions=bool(task.regions or task.out_regions),
         is_pinned=bool(task.pinned) or versions is not None,
         inputs=tuple((offset, spec.region is None) for spec, offset in located),
         outputs=tuple(outputs_at),
         timeout_ns=task.timeout_ns,
         priority=task.priority,
-        payload_bytes=tuple(0 if spec.region is not None else spec.type.nbytes for spec in specs if not spec.resident),
+        payload_bytes=tuple(
+            0 if spec.region is not None else spec.type.nbytes for spec in job.outputs if not spec.resident
+        ),
         result_bytes=result_bytes,
         encoder=encoder,
         store=task.store,

@@ -4,38 +4,61 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewire.service.gateway.engines.templates import Templates
+import pytest
+
+from tilewire.service.gateway.engines.templates import Outputs, Templates
 from tilewire.service.ipc.messages import InputSpec, OutputSpec, Template
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
 
 A = TensorType("float32", (3, 4))
+OUTPUTS = Outputs((OutputSpec(A),), 12, 144)
 SAME: dict[str, Any] = {
     "op": "add",
     "inputs": (InputSpec("a", A), InputSpec("b", A, resident="w")),
     "options": AddOptions(),
-    "outputs": (OutputSpec(A),),
-    "cost": (12, 144),
+    "destination": (None,),
+    "plan": lambda: OUTPUTS,
 }
 OTHERS: list[dict[str, Any]] = [
     {"op": "subtract"},
     {"options": AddOptions(alpha=2)},
+    # Equal numbers whose results differ: `alpha` of integers is whole, and a product with -0.0 has another sign.
+    {"options": AddOptions(alpha=1.0)},
+    {"options": AddOptions(alpha=0.0)},
+    {"options": AddOptions(alpha=-0.0)},
     {"inputs": (InputSpec("a", A), InputSpec("b", A, resident="v"))},
     {"inputs": (InputSpec("a", A, fortran=True), InputSpec("b", A, resident="w"))},
     {"inputs": (InputSpec("a", TensorType("float32", (4, 3))), InputSpec("b", A, resident="w"))},
     {"inputs": (InputSpec("a", A, region="r"), InputSpec("b", A, resident="w"))},
-    {"outputs": (OutputSpec(TensorType("float16", (3, 4))),)},
-    {"outputs": (OutputSpec(A, "r"),)},
+    {"destination": ("r",)},
 ]
+
+
+def never() -> Outputs:
+    """Fails the test: a template that is kept is not planned again."""
+    raise AssertionError("planned again")
 
 
 def test_equal_templates_have_one_number_and_others_their_own() -> None:
     templates = Templates(lambda _number: None)
     first = templates.find(**SAME)
-    assert first == Template(first.id, "add", SAME["inputs"], AddOptions(), SAME["outputs"], 12, 144)
-    assert templates.find(**SAME) is first
+    assert first == Template(first.id, "add", SAME["inputs"], AddOptions(), *OUTPUTS)
+    assert templates.find(**{**SAME, "plan": never}) is first
     numbers = [templates.find(**{**SAME, **other}).id for other in OTHERS]
     assert len({first.id, *numbers}) == 1 + len(OTHERS)
+    assert [templates.find(**{**SAME, **other, "plan": never}).id for other in OTHERS] == numbers
+
+
+def test_a_request_that_cannot_be_planned_is_planned_again_and_forgets_no_other() -> None:
+    forgotten: list[int] = []
+    templates = Templates(forgotten.append, max_templates=1)
+    kept = templates.find(**SAME)
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="planned again"):
+            templates.find(**{**SAME, "op": "subtract", "plan": never})
+    assert templates.find(**{**SAME, "plan": never}) is kept
+    assert not forgotten
 
 
 def test_the_one_that_was_used_longest_ago_is_forgotten_and_its_number_is_not_given_again() -> None:
