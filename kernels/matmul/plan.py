@@ -22,7 +22,7 @@ from tilewire.kernels.matmul.configs import (
     copied_operands,
 )
 from tilewire.kernels.matmul.members import specialization_of
-from tilewire.kernels.matmul.select import select, select_invariant
+from tilewire.kernels.matmul.select import among_rows, select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, KINDS, name_of
@@ -192,6 +192,7 @@ def plan_of(
     problem = problem_of(view, *dtypes, precision, are_in_aligned=(a_aligned, b_aligned), is_out_aligned=out_aligned)
     target = current(a.get_device())
     if config == "invariant":
+        problem = among_rows(problem)
         return view, problem, select_invariant(problem, target)
     return view, problem, config or select(problem, target, is_plain=spec.is_plain)
 

@@ -83,13 +83,23 @@ def ranked(problem: Problem, target: Target, *, is_plain: bool = True) -> list[t
     return sorted(found, key=lambda each: each[0])
 
 
+def among_rows(problem: Problem) -> Problem:
+    """Returns `problem` as it is with any number of rows: a lone row of `a` or of the output is aligned at any length."""
+    unit, out_unit = 16 // ITEM_BYTES[problem.dtype], 16 // ITEM_BYTES[problem.out_dtype]
+    return replace(
+        problem,
+        is_padded_a=problem.is_padded_a and problem.k % unit == 0,
+        is_aligned_out=problem.is_aligned_out and problem.n % out_unit == 0,
+    )
+
+
 def select_invariant(problem: Problem, target: Target) -> Config:
     """A configuration that depends neither on the rows nor on the number of products, and does not split K.
 
     A row's sums then are the same, bit for bit, whatever it is computed with. Also a member of `members(target)`.
 
     Args:
-        problem: The product.
+        problem: The product, as `among_rows` returns it.
         target: The device.
 
     Raises:

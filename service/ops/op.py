@@ -50,12 +50,10 @@ class OpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Options of an op; each op has a subclass, tagged with the op's name."""
 
     @property
-    def key(self) -> bytes:
+    def key(self) -> str:
         """Key of the options in a cache. Unlike `==`, it tells 1 from 1.0, and 0.0 from -0.0; NaN equals itself."""
-        return _encode_key(self)
+        return repr(self)
 
-
-_encode_key = msgspec.msgpack.Encoder().encode
 
 OptionsT = TypeVar("OptionsT", bound=OpOptions)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         target = current(torch.cuda.current_device())
         if images_of(target) is None:
             precompile(target)
+
+
+@pytest.fixture(autouse=True)
+def memory_for_others() -> Iterator[None]:
+    """Gives back what PyTorch keeps of a test's memory: workers share a device, and the largest tests take 15 GiB of it."""
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ def generator():
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32x3", "tf32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1000, 777), (64, 65), (11008, 4096)])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (1000, 777), (64, 65), (65, 64), (333, 777), (11008, 4096)])
 def test_products(dtype, n, k, precision, generator):
     a = torch.randn((600, k), generator=generator, device="cuda").to(dtype)
     b = torch.randn((k, n), generator=generator, device="cuda").to(dtype)
@@ -24,6 +24,10 @@ def test_products(dtype, n, k, precision, generator):
     for rows in (slice(0, 1), slice(7, 23), slice(100, 164), slice(300, 600)):
         alone = a[rows].clone()
         assert torch.equal(matmul(alone, b, precision=precision, batch_invariant=True), whole[rows])
+        # As staging lays them.
+        padded = torch.empty((len(alone), -(-k // 64) * 64), dtype=dtype, device="cuda")[:, :k]
+        padded.copy_(alone)
+        assert torch.equal(matmul(padded, b, precision=precision, batch_invariant=True), whole[rows])
     stacked = matmul(torch.stack([a[:16], a[16:32]]), b.expand(2, -1, -1), precision=precision, batch_invariant=True)
     assert torch.equal(stacked[1], whole[16:32])
 

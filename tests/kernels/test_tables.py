@@ -1,5 +1,6 @@
 """The tuned tables: found by the chip, every entry a configuration, a choice made by hand wins over every prediction."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 from tilewire.kernels.matmul import MATMUL
 from tilewire.kernels.matmul.configs import Config, Problem
-from tilewire.kernels.matmul.members import MODEL, SPLITS, specialization_of, tiles_of
-from tilewire.kernels.matmul.select import explain, select, select_invariant
+from tilewire.kernels.matmul.members import MODEL, SPLITS, is_possible, specialization_of, tiles_of
+from tilewire.kernels.matmul.select import among_rows, explain, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.matmul.view import problem_of, view_of
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
+from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.runtime.targets import KNOWN, Target
 from tilewire.kernels.selection.tables import install, is_tuned, table_for, table_name
 
@@ -176,6 +179,32 @@ def test_scalar_units_read_float32_in_every_layout_as_it_lies(majors):
     several = replace(odd.problem, is_copyable=False, is_padded_a=False, is_padded_b=False)
     assert select(several, H200).kernel == "pointer"
     assert select(replace(several, m=1536, n=1600, k=896, is_aligned_in=True), H200).kernel == "fma"
+
+
+@pytest.mark.parametrize("target", KNOWN.values(), ids=lambda target: target.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("n", "k"), [(64, 65), (65, 64), (333, 777), (1000, 4096)])
+def test_the_invariant_choice_is_one_for_a_lone_row_and_for_rows_of_any_pitch(target, dtype, n, k):
+    """A lone row has no pitch, so that it is aligned at any length."""
+    found = set()
+    for m, batch, pitch, out_pitch in itertools.product(
+        (1, 2, 16, 600), (1, 3), (k, -(-k // 32) * 32), (n, -(-n // 32) * 32)
+    ):
+        a, out = ((batch, m, size) for size in (k, n))
+        view = view_of(
+            Extent(a, (m * pitch, pitch, 1)),
+            Extent((batch, k, n), (-(-k * n // 32) * 32, n, 1)),
+            Extent(out, (m * out_pitch, out_pitch, 1)),
+            is_row_scaled=False,
+        )
+        assert view is not None
+        problem = problem_of(view, dtype, dtype, "ieee", are_in_aligned=(True, True), is_out_aligned=True)
+        problem = among_rows(problem)
+        config = select_invariant(problem, target)
+        assert is_possible(problem, config, target, is_plain=False)
+        # Copied or not, a tile adds up in the same order.
+        found.add(replace(config, is_copied=False))
+    assert len(found) == 1, found
 
 
 @pytest.mark.parametrize("choose", [select, select_invariant])
