@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-from tilewire.kernels import matmul, reduce, softmax
+from tilewire.kernels import matmul, normalize, reduce, search, softmax, topk
 
 
 @pytest.fixture
@@ -49,3 +49,32 @@ def test_reductions(kind, dtype, shape, generator):
     whole = reduce(x, kind, axis=1, batch_invariant=True)
     for row in range(0, shape[0], 3):
         assert torch.equal(reduce(x[row : row + 1].clone(), kind, axis=1, batch_invariant=True)[0], whole[row])
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms", "l2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n", [33, 64, 777, 1000, 20_001, 100_001])
+def test_normalize(kind, dtype, n, generator):
+    x = torch.randn((300, n), generator=generator, device="cuda").to(dtype)
+    whole = normalize(x, kind=kind)
+    for rows in (slice(0, 1), slice(7, 23), slice(250, 300)):
+        assert torch.equal(normalize(x[rows].clone(), kind=kind), whole[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("items", "n"), [(5000, 64), (5000, 65), (333, 777), (50_000, 256)])
+def test_search(dtype, items, n, generator):
+    queries = torch.randn((300, n), generator=generator, device="cuda").to(dtype)
+    b = torch.randn((items, n), generator=generator, device="cuda").to(dtype)
+    whole = search(queries, b, 5, batch_invariant=True)
+    for rows in (slice(0, 1), slice(7, 23), slice(100, 164)):
+        alone = search(queries[rows].clone(), b, 5, batch_invariant=True)
+        assert all(torch.equal(one, of_all[rows]) for one, of_all in zip(alone, whole, strict=True))
+
+
+@pytest.mark.parametrize("n", [33, 777, 20_001])
+def test_topk(n, generator):
+    x = torch.randn((300, n), generator=generator, device="cuda")
+    whole = topk(x, 5)
+    for rows in (slice(0, 1), slice(7, 23)):
+        assert all(torch.equal(one, of_all[rows]) for one, of_all in zip(topk(x[rows].clone(), 5), whole, strict=True))
