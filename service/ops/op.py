@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import hashlib
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest
 OutDType = Literal["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 
 FLOATS16_32 = ("float16", "bfloat16", "float32")
+# Options whose text is longer have a digest as their key.
+MAX_KEY_CHARACTERS = 512
 
 
 class TensorType(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +55,9 @@ class OpOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def key(self) -> str:
         """Key of the options in a cache. Unlike `==`, it tells 1 from 1.0, and 0.0 from -0.0; NaN equals itself."""
-        return repr(self)
+        text = repr(self)
+        # A program's text has up to 64 KiB, and caches hold thousands.
+        return text if len(text) <= MAX_KEY_CHARACTERS else hashlib.sha256(text.encode()).hexdigest()
 
 
 OptionsT = TypeVar("OptionsT", bound=OpOptions)
