@@ -337,7 +337,7 @@ class AxisOp(Op[Any]):
         if not are_shared or options.axis not in (-1, len(x.shape) - 1) or not x.num_elements:
             return None
         joint = msgspec.structs.replace(options, axis=-1)
-        return Batching(JoinStrategy.ROWS, (*_values_of(joint), x.dtype, x.shape[-1], outputs[0].dtype), joint)
+        return Batching(JoinStrategy.ROWS, (_key_in_launch(joint), x.dtype, x.shape[-1], outputs[0].dtype), joint)
 
     def chunking(self, types: Types, options: Any, outputs: Sequence[TensorType]) -> Chunking | None:
         """Rows of a matrix."""
@@ -356,7 +356,7 @@ class ElementwiseOp(Op[Any]):
         first, out = types[self.required[0]], outputs[0]
         if residents or not _are_plain(types, out) or not first.num_elements:
             return None
-        return Batching(JoinStrategy.FLAT, (*_values_of(options), first.dtype, out.dtype), options)
+        return Batching(JoinStrategy.FLAT, (_key_in_launch(options), first.dtype, out.dtype), options)
 
     def chunking(self, types: Types, options: Any, outputs: Sequence[TensorType]) -> Chunking | None:
         """Elements, where nothing is broadcast."""
@@ -367,9 +367,10 @@ def _are_plain(types: Types, out: TensorType) -> bool:
     return all(one.shape == out.shape for one in types.values())
 
 
-def _values_of(options: OpOptions) -> list[str]:
-    """Values that must be equal in one launch: 1 and 1.0 are not, nor zero and minus zero. Batches have one dtype anyway."""
-    return [repr(value) for name, value in msgspec.structs.asdict(options).items() if name != "out_dtype"]
+def _key_in_launch(options: OpOptions) -> str:
+    """Key of what must be equal in one launch: the results of one have one dtype, however it was asked for."""
+    dtype = {"out_dtype": None} if "out_dtype" in options.__struct_fields__ else {}
+    return msgspec.structs.replace(options, **dtype).key
 
 
 def check_limits(name: str, operand: TensorType, limits: Limits) -> None:
