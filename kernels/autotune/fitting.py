@@ -126,10 +126,17 @@ class Costs:
         self._free = np.array([not only or term.name in only for term in terms])
         rows = [(number, config, us, each) for number, each in enumerate(measured) for config, us in each.us.items()]
         counts: dict[Config, Counter[int]] = defaultdict(Counter)
+        by_binary: dict[Config, dict[str, int]] = defaultdict(dict)
         for _, config, _, each in rows:
-            counts[tuning.entry_of(config)][each.programs_per_sm[config]] += 1
-        # An entry's binaries for other layouts may need other resources; the table has one number for all.
+            entry = tuning.entry_of(config)
+            counts[entry][each.programs_per_sm[config]] += 1
+            by_binary[entry][tuning.binary(each.shape, config)] = each.programs_per_sm[config]
         self.programs_per_sm = {entry: found.most_common(1)[0][0] for entry, found in counts.items()}
+        # Binaries of an entry for which that number is another.
+        self.others = {
+            entry: {name: count for name, count in sorted(found.items()) if count != self.programs_per_sm[entry]}
+            for entry, found in by_binary.items()
+        }
         self._amounts = np.array([self.amounts(each, config) for _, config, _, each in rows])
         # Terms that no measurement has, whose costs stay what they were.
         self.unmeasured = [term.name for term, most in zip(terms, self._amounts.max(axis=0), strict=True) if not most]
@@ -171,8 +178,7 @@ class Costs:
 
     def amounts(self, each: Measured, config: Config) -> tuple[float, ...]:
         """Of the model's terms."""
-        beside = self.programs_per_sm[self._tuning.entry_of(config)]
-        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, beside, self._target)
+        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, each.programs_per_sm[config], self._target)
         return found
 
     def predicted_us(self, each: Measured, config: Config) -> float:
@@ -388,7 +394,9 @@ def _shown(entry: Config, costs: Costs, tuning: Tuning, *, all_layouts: bool) ->
         for field in dataclasses.fields(entry)
         if getattr(entry, field.name) != field.default or field.default is dataclasses.MISSING
     }
-    more = {"occupancy": costs.programs_per_sm[entry]} | ({"all_layouts": True} if all_layouts else {})
+    more: Table = {"occupancy": costs.programs_per_sm[entry]}
+    more |= {"occupancies": costs.others[entry]} if costs.others[entry] else {}
+    more |= {"all_layouts": True} if all_layouts else {}
     return fields | more | {"costs": _named(costs.own[entry], tuning)}
 
 

@@ -25,8 +25,8 @@ OUT_DTYPES = {
 }
 # Kernels that read their operands through descriptors, box by box.
 BOX_KERNELS = frozenset({"tma", "wgmma"})
-# Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies.
-CONSUMER_ROWS = 64
+# Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies, and its warps.
+CONSUMER_ROWS, CONSUMER_WARPS = 64, 4
 # Rows of the right operand that one box takes, unless a larger power of two.
 _LARGEST_BOX = 128
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
@@ -122,7 +122,8 @@ class Specialization:
         store: `tma` (through a descriptor; `wgmma` has no other), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
         out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (the others).
         is_batched: whether descriptors have a batch dimension: those of `tma` always, those of `wgmma` for batches.
-        is_plain: whether nothing follows the product (a constant only where the store is `tma`).
+        is_shared: whether programs share a tile (a constant only for `wgmma`).
+        is_plain: whether nothing follows the product (a constant only where the store is `tma` and K not shared).
     """
 
     kernel: str
@@ -133,6 +134,7 @@ class Specialization:
     store: str
     out_dtype: str = ""
     is_batched: bool = False
+    is_shared: bool = False
     is_plain: bool = False
 
 
@@ -262,14 +264,16 @@ def _as_copied(problem: Problem, kernel: str) -> Problem:
 def _rows_for(problem: Problem, kernel: str) -> tuple[str, str]:
     """The contiguous dimensions of both operands that `kernel` reads fast."""
     # An `a` that is copied anyway, or with output rows that start anywhere, gets the layout that most tiles are built for.
-    is_as_it_is = problem.is_padded_a and (problem.is_aligned_out or kernel in ("pointer", "fma"))
+    is_as_it_is = problem.is_padded_a and (problem.is_aligned_out or kernel == "pointer")
     a_major = problem.a_major if is_as_it_is else "k"
     b_major = "n" if problem.b_major == "any" else problem.b_major
+    if kernel == "fma":
+        # Rows of either pass through registers, and are turned there for each tile anew.
+        return "m", "n"
     if kernel == "pointer":
         # Its scalar units read columns of `b` from shared memory: along K each would come from the same bank.
         return a_major, "n"
-    is_any = kernel == "fma" or ITEM_BYTES[problem.dtype] == 2
-    return (a_major, b_major) if is_any else ("k", "k")
+    return (a_major, b_major) if ITEM_BYTES[problem.dtype] == 2 else ("k", "k")
 
 
 def is_read_in_pieces(problem: Problem) -> bool:

@@ -94,6 +94,14 @@ def share_of_k(k, BLOCK_K: tl.constexpr):
 
 
 @triton.jit
+def count_arrived(count_ptr):
+    """Tell other programs that all threads have written their part. Returns how many have told so before."""
+    # Every thread's part must be visible before one thread announces the whole.
+    tl.debug_barrier()
+    return tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
 def combine_splits(acc, within, partial_ptr, count_ptr, tile):
     """Sum the partial products of one output tile in the program that arrives last of the grid's second axis.
 
@@ -108,10 +116,7 @@ def combine_splits(acc, within, partial_ptr, count_ptr, tile):
     splits = tl.num_programs(1)
     first = partial_ptr + tl.cast(tile, tl.int64) * splits * SIZE
     tl.store(first + tl.program_id(1) * SIZE + within, acc)
-    # Every thread's part must be visible before one thread announces the whole.
-    tl.debug_barrier()
-    arrived = tl.atomic_add(count_ptr + tile, 1, sem="acq_rel", scope="gpu")
-    is_last = arrived == splits - 1
+    is_last = count_arrived(count_ptr + tile) == splits - 1
     there = tl.where(is_last, splits, 0)
     acc = load_part(first, within, 0, there)
     # Several at a time, so that their loads are in flight together; of large tiles two, since registers are few.

@@ -14,6 +14,7 @@ from typing import Any
 
 from tilewire.kernels.matmul.configs import (
     BOX_KERNELS,
+    CONSUMER_WARPS,
     OUT_DTYPES,
     Config,
     Problem,
@@ -159,10 +160,9 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     problem = as_read(problem, config)
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "wgmma":
-        is_batched = problem.batch > 1
-        return Specialization(
-            "wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype, is_batched, is_plain
-        )
+        is_shared = config.split_k > 1
+        kind = ("wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype)
+        return Specialization(*kind, problem.batch > 1, is_shared, is_plain and not is_shared)
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
@@ -177,6 +177,11 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     majors = ("any", "any") if "any" in majors else majors
     store = "vec16" if is_read_in_pieces(problem) else "scalar"
     return Specialization("pointer", problem.dtype, problem.precision, *majors, store)
+
+
+def binary_name(specialization: Specialization) -> str:
+    """Name of a tile's binary among those that may need other resources."""
+    return f"{specialization.a_major}{specialization.b_major} {specialization.store}"
 
 
 def _is_default_out(problem: Problem) -> bool:
@@ -332,6 +337,9 @@ def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializat
                 is_offered = tile.all_layouts or (batch == 1 and is_main(problem))
                 if tile.config.kernel == "wgmma" and is_offered and fits_boxes(problem, tile.config):
                     yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
+                    if not is_plain and shares_k(problem, tile.config):
+                        shared = replace(tile.config, split_k=2)
+                        yield specialization_of(problem, shared, is_plain=False), tile.config
 
 
 def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:
@@ -354,7 +362,15 @@ def can_split(config: Config) -> bool:
     """Whether several programs may share a tile of `config`."""
     # Adding up the parts takes as many registers again as the tile.
     is_large = config.block_m * config.block_n > MAX_SPLIT_ELEMENTS * 32 * config.num_warps
+    if config.kernel == "wgmma":
+        return not is_large and config.num_warps == CONSUMER_WARPS and not is_narrow(config)
     return not (is_large or config.is_persistent)
+
+
+def shares_k(problem: Problem, config: Config) -> bool:
+    """Whether several programs may share a tile of `problem`. The kernel for Hopper gains nothing by it for float8."""
+    is_meant = config.kernel != "wgmma" or (problem.batch == 1 and arithmetic_of(problem) == "half")
+    return is_meant and can_split(config)
 
 
 def arithmetic_of(problem: Problem) -> str:
@@ -371,7 +387,7 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
     if config.split_k > 1:
         steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
         is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MAX_WAVES * target.num_sms
-        if is_too_fine or not can_split(config):
+        if is_too_fine or not shares_k(problem, config):
             return False
     if config.is_copied and not can_copy(problem, config.kernel):
         return False

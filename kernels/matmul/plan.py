@@ -66,7 +66,7 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
         values = _pointer_values(view, specialization)
     values |= _runtime_args(view, problem, spec, specialization)
     tiles, is_split = config.tiles(problem), config.split_k > 1
-    programs = min(tiles, target.num_sms) if config.is_persistent else tiles
+    programs = min(tiles, max(1, target.num_sms // config.split_k)) if config.is_persistent else tiles
     launch = Launch(build(specialization, config, target), (programs, config.split_k), values, device)
     dtype = getattr(torch, problem.dtype)
     parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}

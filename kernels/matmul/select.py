@@ -24,6 +24,7 @@ from tilewire.kernels.matmul.members import (
     SCALAR,
     SPLITS,
     arithmetic_of,
+    binary_name,
     built_for,
     can_copy,
     can_split,
@@ -231,9 +232,9 @@ def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | N
 
 def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
     """Every candidate with its predicted microseconds; splits of a tile only while more of them help."""
-    for tile, configs in _able(_representative(problem), is_plain, target):
+    for configs in _able(_representative(problem), is_plain, target):
         best_us = math.inf
-        for config in configs:
+        for config, tile in configs:
             if not is_sensible(problem, config, target):
                 continue
             us = MODEL.us(tile.costs, amounts_of(problem, config, tile.occupancy, target, is_plain=is_plain))
@@ -255,8 +256,8 @@ def _representative(problem: Problem) -> Problem:
 
 
 @functools.lru_cache(maxsize=4096)
-def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[tuple[Tile, tuple[Config, ...]], ...]:
-    """The tiles with binaries for products like this, each with its configurations that have one, by rising split of K.
+def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[tuple[tuple[Config, Tile], ...], ...]:
+    """For each tile with binaries for products like this, its configurations that have one, by rising split of K.
 
     Looked up, since working it out takes longer than choosing.
     """
@@ -278,11 +279,12 @@ def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[tuple[Tile,
         if (tile.store == "scalar") != (whole.store == "scalar"):
             continue
         alone, *splits = _split(config, is_copied=is_copied)
-        configs = [alone] if config in built_for(whole, target) else []
+        configs = [(alone, tile.in_binary(binary_name(whole)))] if config in built_for(whole, target) else []
         if config in built_for(shared, target) and can_split(config):
-            configs += splits
+            in_shared = tile.in_binary(binary_name(shared))
+            configs += [(split, in_shared) for split in splits]
         if configs:
-            found.append((tile, tuple(configs)))
+            found.append(tuple(configs))
     return tuple(found)
 
 

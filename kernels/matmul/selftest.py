@@ -69,8 +69,8 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
         expected = (expected + 1).clamp(min=0)
     out = like(expected, "last", dtype, is_aligned=specialization.store != "scalar")
     out.fill_(-100)
-    splits = 2 if can_split(config) and specialization.store != "tma" else 1
-    return _Case(a, b, out, epilogue, expected, replace(config, split_k=splits))
+    is_split = specialization.is_shared or (can_split(config) and specialization.store != "tma")
+    return _Case(a, b, out, epilogue, expected, replace(config, split_k=2 if is_split else 1))
 
 
 # Binaries that take the same operands follow one another.

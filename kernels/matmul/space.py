@@ -14,6 +14,7 @@ from dataclasses import replace
 from tilewire.kernels.matmul.configs import (
     BOX_KERNELS,
     CONSUMER_ROWS,
+    CONSUMER_WARPS,
     OUT_DTYPES,
     Config,
     Problem,
@@ -28,6 +29,7 @@ from tilewire.kernels.matmul.members import (
     SCALAR,
     SPLITS,
     arithmetic_of,
+    binary_name,
     can_copy,
     has_descriptors,
     has_fma,
@@ -165,7 +167,7 @@ def _wgmma(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
         for num_stages, _ in _stages(
             (rows + main + tail) * k_bytes, rows * stored * out_bytes, (1,), _MAX_FEW_STAGES, target
         )[:1]:
-            num_warps = 4 * (rows // CONSUMER_ROWS)
+            num_warps = CONSUMER_WARPS * (rows // CONSUMER_ROWS)
             found.append(replace(config, num_warps=num_warps, num_stages=num_stages, halves=halves))
     return tuple(found)
 
@@ -295,4 +297,5 @@ TUNING = Tuning(
     sizes=lambda key: _SIZES.get(key, (0, 3, 0.003) if key.endswith(SCALAR) else (11, 5, 0.0015)),
     config=Config,
     is_supported=lambda shape, target: is_supported(shape.dtype, target),
+    binary=lambda shape, config: binary_name(specialization_of(shape.problem, config, is_plain=shape.is_plain)),
 )

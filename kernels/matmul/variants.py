@@ -8,7 +8,15 @@ from typing import Any
 import triton.language as tl
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS, Config, Specialization, boxes_of, place_of, resolve_precision
+from tilewire.kernels.matmul.configs import (
+    CONSUMER_ROWS,
+    CONSUMER_WARPS,
+    Config,
+    Specialization,
+    boxes_of,
+    place_of,
+    resolve_precision,
+)
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
@@ -17,15 +25,14 @@ from tilewire.kernels.runtime.kinds import ITEM_BYTES, descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
-# Warps of one consumer of the kernel for Hopper, and registers of its threads by the number of consumers.
-_CONSUMER_WARPS = 4
+# Registers of a consumer's threads in the kernel for Hopper by the number of consumers.
 _CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}
 
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}
 
 
 def build(specialization: Specialization, config: Config, target: Target) -> Variant:
-    """Returns the binary of a specialization with the blocks of `config`. The splits of K are the grid's, not the binary's."""
+    """Returns the binary of a specialization with the blocks of `config`. The number of splits of K is the grid's."""
     builders = {"tma": _build_tma, "wgmma": _build_wgmma, "fma": _build_fma}
     build_kernel = builders.get(specialization.kernel, _build_pointer)
     return build_kernel(specialization, config, target)
@@ -110,7 +117,9 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         types["tail_desc"] = _boxed(specialization.dtype, boxes["tail"])
         types["out_tail_desc"] = _boxed(specialization.out_dtype, boxes["out tail"])
         constants = {}
-    consumers = config.num_warps // _CONSUMER_WARPS
+    if not specialization.is_shared:
+        constants |= {"partial_ptr": None, "count_ptr": None}
+    consumers = config.num_warps // CONSUMER_WARPS
     form = Form(
         block_m=config.block_m,
         block_n=config.block_n,
@@ -129,11 +138,12 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         left_is_k=left == "k",
         right_is_k=right == "k",
         is_batched=specialization.is_batched,
+        is_shared=specialization.is_shared,
         is_plain=specialization.is_plain,
         promotes=specialization.dtype.startswith("float8") and specialization.precision != "fast",
     )
     # Warps that the kernel is written for; those of the other partitions come on top.
-    one = replace(config, num_warps=_CONSUMER_WARPS)
+    one = replace(config, num_warps=CONSUMER_WARPS)
     return _assemble(matmul_wgmma_kernel, types, constants | {"FORM": form}, specialization, one, target)
 
 

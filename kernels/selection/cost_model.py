@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
 Amounts: TypeAlias = tuple[float, ...]
@@ -65,6 +65,7 @@ class Tile:
         config: With one split.
         costs: Cost of each term of the op's model.
         occupancy: Programs that run on one multiprocessor at a time.
+        occupancies: The same by name of binaries for which it differs.
         store: Store of a product that it is for; empty for each that its kernel has.
         all_layouts: Whether its binary is built for every layout, store and pair of types, not only for the most common.
     """
@@ -74,6 +75,11 @@ class Tile:
     occupancy: int = 1
     store: str = ""
     all_layouts: bool = False
+    occupancies: tuple[tuple[str, int], ...] = ()
+
+    def in_binary(self, name: str) -> Tile:
+        """The tile as the binary of this name has it."""
+        return replace(self, occupancy=dict(self.occupancies).get(name, self.occupancy))
 
 
 def tile_of(
@@ -84,10 +90,12 @@ def tile_of(
     Args:
         kind: Type of the op's configurations.
         model: The op's.
-        entry: Fields of the configuration by name, and `costs`, `occupancy` and `all_layouts` where they were measured.
+        entry: Fields of the configuration by name, and `costs`, `occupancy`, `occupancies` and `all_layouts` where they
+            were measured.
         defaults: Costs of the entry's section.
         store: Store that it is for.
     """
     config = kind(**{field.name: entry[field.name] for field in fields(kind) if field.name in entry})
     costs = model.costs(entry.get("costs", {}), defaults)
-    return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False))
+    occupancies = tuple(entry.get("occupancies", {}).items())
+    return Tile(config, costs, entry.get("occupancy", 1), store, entry.get("all_layouts", False), occupancies)

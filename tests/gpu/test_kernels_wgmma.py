@@ -1,5 +1,6 @@
 """Every tile of the kernel for Hopper on a GPU, over sizes that fill it and sizes that do not, against the fp64 oracle."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from tests.support.kernel_bounds import matmul_bound, poisoned
 from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
-from tilewire.kernels.matmul.members import has_wgmma, is_possible, tiles_for, whole_of
+from tilewire.kernels.matmul.members import has_wgmma, is_possible, shares_k, tiles_for, whole_of
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.runtime.targets import current
 
@@ -31,7 +32,17 @@ if not has_wgmma(SHOWN[0], TARGET):
     pytest.skip("needs a Hopper GPU", allow_module_level=True)
 
 # Fewer rows than a tile has, several turns of each program, one step of K, fewer steps than stages, and many.
-SIZES = ((1, 8, 16), (65, 200, 48), (130, 264, 528), (257, 1000, 144), (300, 3000, 64), (1500, 6008, 400))
+SIZES = (
+    (1, 8, 16),
+    (65, 200, 48),
+    (130, 264, 528),
+    (257, 1000, 144),
+    (300, 3000, 64),
+    (1500, 6008, 400),
+    (40, 72, 4112),
+)
+# How many programs share a tile. Four do not share the nine steps of the third size evenly: the last has none.
+SPLITS = (1, 2, 4)
 TILES = [
     (problem, tile.config) for problem in SHOWN for tile in tiles_for(problem, TARGET) if tile.config.kernel == "wgmma"
 ]
@@ -53,6 +64,7 @@ def generator():
 def test_every_tile_is_right(shown, config, generator):
     assert whole_of(config) == config
     dtype, out_dtype = getattr(torch, shown.dtype), getattr(torch, shown.out_dtype)
+    launched = set()
     for m, n, k in SIZES:
         for a_major, b_major in (("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")):
             problem = replace(shown, m=m, n=n, k=k, a_major=a_major, b_major=b_major)
@@ -64,9 +76,14 @@ def test_every_tile_is_right(shown, config, generator):
             bias = torch.randn(n, device="cuda", generator=generator)
             a_scale = torch.rand(m, device="cuda", generator=generator) + 0.5
             b_scale = torch.rand(1, device="cuda", generator=generator) + 0.5
-            for epilogue in (Epilogue(), Epilogue(bias, a_scale, b_scale, "gelu")):
+            for split_k, epilogue in itertools.product(
+                SPLITS if shares_k(problem, config) else (1,), (Epilogue(), Epilogue(bias, a_scale, b_scale, "gelu"))
+            ):
+                shared = replace(config, split_k=split_k)
+                if not is_possible(problem, shared, TARGET, is_plain=False):
+                    continue
                 out = poisoned((m, n), out_dtype, "cuda")
-                launch = prepare(a, b, out, epilogue, shown.precision, config)
+                launch = prepare(a, b, out, epilogue, shown.precision, shared)
                 assert launch.is_bound
                 launch(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
                 again = poisoned((m, n), out_dtype, "cuda")
@@ -81,8 +98,10 @@ def test_every_tile_is_right(shown, config, generator):
                     # gelu is at most 1.13 times as steep as its argument, and rounds in float32.
                     bound = 1.2 * bound + (bias.double().abs() + expected.abs()) * 2.0**-18
                 error = (out.double() - expected).abs()
-                assert (error <= bound).all(), f"{m}x{n}x{k} {a_major}{b_major}: {(error - bound).max()} over"
+                assert (error <= bound).all(), f"{m}x{n}x{k} {a_major}{b_major} {shared}: {(error - bound).max()} over"
                 assert torch.equal(out, again)
+                launched.add(split_k)
+    assert launched == set(SPLITS if shares_k(shown, config) else (1,))
 
 
 @pytest.mark.parametrize(("shown", "config"), named(BATCHED))

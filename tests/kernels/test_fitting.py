@@ -124,9 +124,8 @@ def test_the_cost_of_an_epilogue_is_fitted_by_itself(target, tmp_path):
                 amounts = amounts_of(shape.problem, config, tile.occupancy, target, is_plain=False)
                 costs = (*tile.costs[:place], wanted[config], *tile.costs[place + 1 :])
                 us[config_text(config)] = MODEL.us(costs, amounts)
-        lines.append(
-            {"line": as_line(shape), "us": us, "bad": {}, "vendors": {}, "programs_per_sm": dict.fromkeys(us, 1)}
-        )
+        programs = {config_text(config): tile.occupancy for config, tile in tiles.items()}
+        lines.append({"line": as_line(shape), "us": us, "bad": {}, "vendors": {}, "programs_per_sm": programs})
     path = tmp_path / "measured.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     measured = read([path], 0)[1]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewire.kernels.matmul import MATMUL
-from tilewire.kernels.matmul.configs import Config, Problem
+from tilewire.kernels.matmul.configs import Config, Problem, copied_operands
 from tilewire.kernels.matmul.members import MODEL, SPLITS, is_possible, specialization_of, tiles_of
 from tilewire.kernels.matmul.select import among_rows, explain, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -167,12 +167,18 @@ def test_operands_that_bulk_loads_cannot_read_are_copied_first_where_that_pays()
 
 
 @pytest.mark.parametrize("majors", ["kk", "kn", "mk", "mn"])
-def test_scalar_units_read_float32_in_every_layout_as_it_lies(majors):
+def test_scalar_units_read_float32_in_every_layout(majors):
     shape = MatmulShape(1536, 1600, 894, dtype="float32", a_major=majors[0], b_major=majors[1])
     for is_aligned in (True, False):
-        config = select(replace(shape.problem, is_aligned_out=is_aligned), H200)
-        assert config.kernel == "fma"
-        assert not config.is_copied
+        problem = replace(shape.problem, is_aligned_out=is_aligned)
+        assert select(problem, H200).kernel == "fma"
+        # What lies along K may be turned once, by a copy, instead of by each tile. That pays where there is much to do.
+        few = select(replace(problem, m=16, n=64, k=64), H200)
+        assert (few.kernel, few.is_copied) == ("fma", False)
+        much = select(replace(problem, m=4096, n=4096, k=4096), H200)
+        assert (much.kernel, much.is_copied) == ("fma", majors != "mn")
+        if much.is_copied:
+            assert copied_operands(problem, "fma") == (majors[0] == "k", majors[1] == "k")
     odd = replace(shape, m=1535, n=1601, k=893, is_padded=False)
     assert select(odd.problem, H200).is_copied
     # Several batch dimensions: neither described nor copied.

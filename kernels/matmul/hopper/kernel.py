@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
-from tilewire.kernels.matmul.kernel import LINE, start_of, tile_coordinates
+from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import await_previous
 
@@ -59,6 +59,7 @@ class Form:
         left_is_k: Whether rows of the left operand are contiguous along K.
         right_is_k: The same for the right operand.
         is_batched: Whether descriptors have a batch dimension.
+        is_shared: Whether the programs of the grid's second axis share K.
         is_plain: Whether nothing follows the product.
         promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
     """
@@ -80,6 +81,7 @@ class Form:
     left_is_k: bool
     right_is_k: bool
     is_batched: bool
+    is_shared: bool
     is_plain: bool
     promotes: bool
 
@@ -120,6 +122,18 @@ def find_tile(tile, sizes, FORM: gl.constexpr):
     if FORM.is_swapped:
         left, right = right, left
     return entry, left, right
+
+
+@gluon.jit
+def steps_of(k, FORM: gl.constexpr):
+    """The steps of K that this program multiplies: the first, and the one behind the last."""
+    first = 0
+    end = gl.cdiv(k, FORM.block_k)
+    if FORM.is_shared:
+        length = gl.cdiv(end, gl.num_programs(1))
+        first = gl.program_id(1) * length
+        end = gl.minimum(end, first + length)
+    return first, end
 
 
 @gluon.jit
@@ -165,11 +179,12 @@ def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr):
     NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + RIGHT_BYTES + TAIL_BYTES
     slot = 0
     phase = 1
+    first_step, end_step = steps_of(sizes[2], FORM)
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
         entry, left, right = find_tile(tile, sizes, FORM)
         left_entry = entry * steps[0]
         right_entry = entry * steps[1]
-        for step in range(gl.cdiv(sizes[2], FORM.block_k)):
+        for step in range(first_step, end_step):
             at = step * FORM.block_k
             mbarrier.wait(emptied.index(slot), phase)
             bar = filled.index(slot)
@@ -295,7 +310,31 @@ def store_part(
 
 
 @gluon.jit
-def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+def add_parts(acc, partial_ptr, count_ptr, tile, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+    """Returns the sums of a consumer's part of a tile, and whether this program has all of them and must store the tile.
+
+    As `combine_splits`: every program writes what it has, and the last to arrive adds it all up in order. Consumers
+    arrive by themselves.
+    """
+    SIZE: gl.constexpr = acc.shape[0] * acc.shape[1]
+    rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    within = number(rows, columns)
+    place = tile * FORM.consumers + CONSUMER
+    splits = gl.num_programs(1)
+    first = partial_ptr + place.to(gl.int64) * splits * SIZE
+    gl.store(first + gl.program_id(1) * SIZE + within, acc)
+    is_last = count_arrived(count_ptr + place) == splits - 1
+    if is_last:
+        acc = gl.load(first + within, cache_modifier=".cg")
+        for part in range(1, splits):
+            acc += gl.load(first + part * SIZE + within, cache_modifier=".cg")
+        gl.store(count_ptr + place, 0)
+    return acc, is_last
+
+
+@gluon.jit
+def multiply(out_descs, rings, barriers, places, sizes, epilogue, shared, CONSUMER: gl.constexpr, FORM: gl.constexpr):
     """A consumer, four warps: multiplies its 64 rows of each slot, empties the slot, and stores its part of the tile."""
     left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
@@ -312,11 +351,12 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
     slot = 0
     phase = 0
     last = 0
+    first_step, end_step = steps_of(sizes[2], FORM)
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
         acc = zeros
         if TAIL:
             tail_acc = tail_zeros
-        for step in range(gl.cdiv(sizes[2], FORM.block_k)):
+        for step in range(first_step, end_step):
             mbarrier.wait(filled.index(slot), phase)
             left_tile = matrix_of(left_ring, slot * FORM.consumers + CONSUMER)
             if not FORM.left_is_k:
@@ -345,7 +385,7 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
                     acc, tail_acc = warpgroup_mma_wait(2, deps=(acc, tail_acc))
                 else:
                     acc = warpgroup_mma_wait(1, deps=(acc,))
-                mbarrier.arrive(emptied.index(last), pred=step > 0)
+                mbarrier.arrive(emptied.index(last), pred=step > first_step)
             last = slot
             slot, phase = next_slot(slot, phase, FORM)
         # While the last products are in flight, unless sums are promoted.
@@ -359,9 +399,15 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, CONSUMER: gl.c
                 acc, tail_acc = warpgroup_mma_wait(0, deps=(acc, tail_acc))
             else:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(emptied.index(last))
+            # A program's share of K may be empty.
+            mbarrier.arrive(emptied.index(last), pred=end_step > first_step)
         at = (entry, left, right)
-        store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
+        if FORM.is_shared:
+            acc, is_last = add_parts(acc, shared[0], shared[1], tile, CONSUMER, FORM)
+            if is_last:
+                store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
+        else:
+            store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
         if TAIL:
             at = (entry, left, right + MAIN)
             store_part(tail_acc, tail_vectors, out_descs[1], places[1], at, epilogue, CONSUMER, 1, FORM)
@@ -378,6 +424,8 @@ def matmul_wgmma_kernel(
     bias_ptr,
     a_scale_ptr,
     b_scale_ptr,
+    partial_ptr,
+    count_ptr,
     m,
     n,
     k,
@@ -393,7 +441,8 @@ def matmul_wgmma_kernel(
 ):
     """Products of 16-bit or float8 operands, whose operands and output descriptors can describe.
 
-    Grid: programs, at most one for each multiprocessor. Each takes every `programs`-th tile. One warp loads steps of K
+    Grid: (programs, splits of K), together at most one for each multiprocessor. Each program takes every `programs`-th
+    tile. Programs that share K also share `partial_ptr` and `count_ptr`, else None; see `add_parts`. One warp loads steps of K
     into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
     operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
     without one. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
@@ -433,10 +482,11 @@ def matmul_wgmma_kernel(
     barriers = (filled, emptied)
     sizes = (m, n, k, batch)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
+    shared = (partial_ptr, count_ptr)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 0, FORM)),
                 (load, (descs, rings, barriers, sizes, steps, FORM)),
             ],
             [1],
@@ -445,8 +495,8 @@ def matmul_wgmma_kernel(
     elif FORM.consumers == 2:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 1, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 1, FORM)),
                 (load, (descs, rings, barriers, sizes, steps, FORM)),
             ],
             [4, 1],
@@ -455,9 +505,9 @@ def matmul_wgmma_kernel(
     else:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 0, FORM)),
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 1, FORM)),
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, 2, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 1, FORM)),
+                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 2, FORM)),
                 (load, (descs, rings, barriers, sizes, steps, FORM)),
             ],
             [4, 4, 1],
