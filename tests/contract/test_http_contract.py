@@ -64,6 +64,24 @@ def test_a_request_id_cannot_start_another_header(raw: Raw) -> None:
     assert "set-cookie" not in answer.headers
 
 
+def test_headers_that_nobody_reads_change_nothing(raw: Raw) -> None:
+    """However a head was answered before: one line that may be read in two ways makes it another."""
+    connection = raw()
+    lines = b"POST /v1/matmul HTTP/1.1\r\nhost: tests\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+    plain = lines % (TYPES["safetensors"].encode(), len(PRODUCT))
+    for more in (b"", b"user-agent: one\r\n", b"X-Number: 2\r\ncookie: a=b; c\r\n", b"x-empty:\r\n"):
+        connection.send(plain + more + b"\r\n" + PRODUCT)
+        answer = connection.answer()
+        assert answer.status == 200
+        np.testing.assert_allclose(from_safetensors(answer.body)["out"], A @ B, rtol=1e-4, atol=1e-5)
+    for more in (b"x-name : 1\r\n", b"x-name\r\n", b" folded\r\n", b"x-name: a\0b\r\n", b"x-name: a\rb\r\n"):
+        broken = raw()
+        broken.send(plain + b"\r\n" + PRODUCT)
+        assert broken.answer().status == 200
+        broken.send(plain + more + b"\r\n" + PRODUCT)
+        assert broken.answer().status == 400, more
+
+
 def test_a_megabyte_of_request_id_is_refused_and_the_next_request_is_served(raw: Raw, client: httpx.Client) -> None:
     connection = raw()
     connection.send(head("GET", "/healthz", x_request_id="x" * 2**20))

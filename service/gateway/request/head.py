@@ -1,7 +1,7 @@
-"""Reads request lines and headers. Owns which headers are each request's own, and which heads count as the same.
+"""Reads request lines and headers. Owns which are read, which are each request's own, and which heads count as the same.
 
-Clients that repeat themselves send the same head each time, but for their request id and their place in a trace. Those are
-taken out of a head before it is compared, and out of its headers before they are cached.
+Heads are the same where their request lines and the headers that anything here reads are. What nobody reads, and what is each
+request's own, its id and its place in a trace, is left out before heads are compared, and of headers that are cached.
 """
 
 from __future__ import annotations
@@ -17,26 +17,33 @@ from tilewire.service.errors import InvalidRequest, UnknownCoding
 REQUEST_ID = "x-request-id"
 TRACE_PARENT, TRACE_STATE = "traceparent", "tracestate"
 OWN_HEADERS = frozenset({REQUEST_ID, TRACE_PARENT, TRACE_STATE})
+# Headers that name the caller: two of them could be read in two ways.
+IDENTITIES = ("authorization", "x-api-key")
+# Headers that change how the body travels.
+_FRAMING = frozenset({"expect", "transfer-encoding", "content-encoding"})
+# All headers that this server or a parser of it reads besides: `Head` has no others.
+READ_HEADERS = _FRAMING.union(
+    IDENTITIES,
+    ("accept", "accept-encoding", "content-length", "content-type", "if-match", "if-none-match", "x-timeout-ms"),
+    ("access-control-request-headers", "access-control-request-method", "host", "inference-header-content-length"),
+    ("connection", "http2-settings", "keep-alive", "origin", "proxy-connection", "te", "trailer", "upgrade"),
+)
 
 # Longest head that is looked up, in bytes: each entry of the cache holds one.
 MAX_CACHED_BYTES = 2**12
 
-# Headers that name the caller: two of them could be read in two ways.
-IDENTITIES = ("authorization", "x-api-key")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _END = b"\r\n\r\n"
-# A head without any of these has no own header, whatever the case of its letters.
-_MARKS = re.compile(b"\r\n(?:%b):" % "|".join(sorted(OWN_HEADERS)).encode("ascii"), re.IGNORECASE)
-_LINES = tuple((name, b"\r\n%b:" % name.encode("ascii")) for name in sorted(OWN_HEADERS))
+_READ, _OWN = ({name.encode("ascii"): name for name in names} for names in (READ_HEADERS, OWN_HEADERS))
+# A line that nobody reads, and no parser takes for anything else (RFC 9110, section 5).
+_UNREAD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 # Values of `Connection` in a head that is cached; the last two come with an offer of HTTP/2, which is declined.
 _STAYING = frozenset({"keep-alive", "upgrade", "http2-settings"})
-# Headers that change how the body travels.
-_FRAMING = frozenset({"expect", "transfer-encoding", "content-encoding"})
 _WORD = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 
 
 class Head(msgspec.Struct, frozen=True):
-    """Request line and headers, without those that are each request's own.
+    """Request line and headers: those of `READ_HEADERS`.
 
     Attributes:
         method: Upper case.
@@ -89,7 +96,7 @@ class HeadKey(msgspec.Struct, frozen=True, gc=False):
     """Key of a head in the template cache.
 
     Attributes:
-        text: Head without the values that are each request's own.
+        text: Request line and the headers that are read, without those that are each request's own.
         nbytes: Length of the whole head, with the empty line.
         own: Own values by lower-case name.
     """
@@ -104,17 +111,23 @@ def read_head(
 ) -> tuple[Head, Mapping[str, str]]:
     """Reads parsed headers, with names in lower case, and the parts of a request line; the path is unquoted.
 
+    Other headers than those of `READ_HEADERS` and `OWN_HEADERS` are dropped.
+
     Returns:
         The head, and the request's own values by name.
     """
     headers: dict[str, str] = {}
+    own: dict[str, str] = {}
     repeated: set[str] = set()
     for raw_name, raw_value in raw_headers:
-        name = raw_name.decode("latin-1")
+        name = _READ.get(raw_name)
+        if name is None:
+            if raw_name in _OWN:
+                own[_OWN[raw_name]] = raw_value.decode("latin-1")
+            continue
         if name in headers:
             repeated.add(name)
         headers[name] = raw_value.decode("latin-1")
-    own = {name: headers.pop(name) for name in OWN_HEADERS if name in headers}
     length = headers.get("content-length")
     coding = headers.get("transfer-encoding", "")
     head = Head(
@@ -130,41 +143,31 @@ def read_head(
 
 
 def key_of(data: bytes) -> HeadKey | None:
-    """Takes the own values out of the head that `data` begins with.
+    """Takes out of the head that `data` begins with what makes it another than those before.
 
     Returns:
-        None when no whole head of a POST stands there. None, too, when a parser could find another end of a line or of
-        the head.
+        None when no whole head of a POST stands there. None, too, when an own header comes twice, or when a parser could
+        find another end of a line that is left out.
     """
     if not data.startswith(b"POST "):
         return None
     end = data.find(_END, 0, MAX_CACHED_BYTES)
     if end < 0:
         return None
-    nbytes = end + len(_END)
-    text = data[:nbytes]
-    if _MARKS.search(text) is None:
-        return HeadKey(text, nbytes, _NOTHING)
-    lower = text.lower()
-    spans: list[tuple[int, int, str]] = []
-    for name, line in _LINES:
-        at = lower.find(line)
-        if at >= 0:
-            begin = at + len(line)
-            if lower.find(line, begin) >= 0:
-                return None
-            spans.append((begin, lower.find(b"\r\n", begin), name))
-    own: dict[str, str] = {}
-    pieces, reached = [], 0
-    for begin, stop, name in sorted(spans):
-        value = text[begin:stop]
-        # An end of a line in it would begin a header that nobody has looked at.
-        if not value.isascii() or not (word := value.decode("ascii")).isprintable():
+    lines = data[:end].split(b"\r\n")
+    kept, own = [lines[0]], _NOTHING
+    for line in lines[1:]:
+        name = line[: line.find(b":")].lower()
+        if name in _READ:
+            kept.append(line)
+        elif _UNREAD.fullmatch(line) is None:
             return None
-        own[name] = word.strip(" ")
-        pieces.append(text[reached:begin])
-        reached = stop
-    return HeadKey(b"".join((*pieces, text[reached:])), nbytes, own)
+        elif name in _OWN:
+            value, name_text = line[len(name) + 1 :], _OWN[name]
+            if name_text in own or not value.isascii() or b"\t" in value:
+                return None
+            own = {**own, name_text: value.decode("ascii").strip(" ")}
+    return HeadKey(b"\r\n".join(kept), end + len(_END), own)
 
 
 def has_plain_lines(text: bytes) -> bool:
