@@ -310,26 +310,24 @@ def store_part(
 
 
 @gluon.jit
-def add_parts(acc, partial_ptr, count_ptr, tile, CONSUMER: gl.constexpr, FORM: gl.constexpr):
-    """Returns the sums of a consumer's part of a tile, and whether this program has all of them and must store the tile.
+def add_parts(acc, partial_ptr, count_ptr, tile):
+    """Returns the sums of a tile, and whether this program has all of them and must store the tile.
 
-    As `combine_splits`: every program writes what it has, and the last to arrive adds it all up in order. Consumers
-    arrive by themselves.
+    As `combine_splits`: every program writes what it has, and the last to arrive adds it all up in order.
     """
     SIZE: gl.constexpr = acc.shape[0] * acc.shape[1]
     rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
     columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     within = number(rows, columns)
-    place = tile * FORM.consumers + CONSUMER
     splits = gl.num_programs(1)
-    first = partial_ptr + place.to(gl.int64) * splits * SIZE
+    first = partial_ptr + tile.to(gl.int64) * splits * SIZE
     gl.store(first + gl.program_id(1) * SIZE + within, acc)
-    is_last = count_arrived(count_ptr + place) == splits - 1
+    is_last = count_arrived(count_ptr + tile) == splits - 1
     if is_last:
         acc = gl.load(first + within, cache_modifier=".cg")
         for part in range(1, splits):
             acc += gl.load(first + part * SIZE + within, cache_modifier=".cg")
-        gl.store(count_ptr + place, 0)
+        gl.store(count_ptr + tile, 0)
     return acc, is_last
 
 
@@ -403,7 +401,9 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, shared, CONSUM
             mbarrier.arrive(emptied.index(last), pred=end_step > first_step)
         at = (entry, left, right)
         if FORM.is_shared:
-            acc, is_last = add_parts(acc, shared[0], shared[1], tile, CONSUMER, FORM)
+            # Only tiles of one consumer and one box are shared.
+            gl.static_assert(FORM.consumers == 1 and TAIL == 0)
+            acc, is_last = add_parts(acc, shared[0], shared[1], tile)
             if is_last:
                 store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
         else:
