@@ -86,9 +86,15 @@ def locate_entry(a_ptr, b_ptr, entry, batch_inner, a_steps, b_steps):
 
 
 @triton.jit
+def steps_of_share(k, BLOCK_K: tl.constexpr):
+    """Steps of K that a program of the grid's second axis adds up; the last ones may have fewer, or none."""
+    return tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
+
+
+@triton.jit
 def share_of_k(k, BLOCK_K: tl.constexpr):
     """The part of K, from its first element to its end, that a program of the grid's second axis adds up."""
-    steps = tl.cdiv(tl.cdiv(k, BLOCK_K), tl.num_programs(1))
+    steps = steps_of_share(k, BLOCK_K)
     first_k = tl.program_id(1) * steps * BLOCK_K
     return first_k, tl.minimum(k, first_k + steps * BLOCK_K)
 

@@ -109,6 +109,31 @@ def test_a_fit_finds_the_tiles_that_are_fastest(target, measured):
     assert len(section["tiles"]) <= sum(tuning_of(measured[0].shape).sizes("half")[:2])
 
 
+def test_binaries_of_a_tile_may_have_other_numbers_of_programs(target, tmp_path):
+    config = Config("fma", 64, 64, 32, num_warps=4, num_stages=2)
+    lines: list[dict[str, Any]] = [{"device": {}, "target": asdict(target)}]
+    for number in range(12):
+        layout = "kn" if number % 3 == 0 else "mn"
+        shape = MatmulShape(256 + 64 * number, 512, 1024, dtype="float32", a_major=layout[0], b_major=layout[1])
+        key = config_text(config)
+        lines.append(
+            {
+                "line": as_line(shape),
+                "us": {key: 20.0 + number},
+                "bad": {},
+                "vendors": {},
+                "programs_per_sm": {key: 2 if layout == "kn" else 3},
+            }
+        )
+    path = tmp_path / "measured.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    section = fit(read([path], 0)[1], target, lambda _: None)["matmul"]["ieee"]
+    entry = next(each for each in section["tiles"] if each["kernel"] == "fma")
+    assert (entry["occupancy"], entry["occupancies"]) == (3, {"kn vec16": 2})
+    tile = tile_of(Config, MODEL, entry, {})
+    assert [tile.in_binary(name).occupancy for name in ("mn vec16", "kn vec16", "kk scalar")] == [3, 2, 3]
+
+
 def test_the_cost_of_an_epilogue_is_fitted_by_itself(target, tmp_path):
     tiles = {tile.config: tile for tile in tiles_of(target)["half"]}
     place = [term.name for term in MODEL.terms].index("epilogue")

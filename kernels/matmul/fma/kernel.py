@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tilewire.kernels.matmul.epilogue import store_any
-from tilewire.kernels.matmul.kernel import combine_splits, locate_entry, number, tile_coordinates
+from tilewire.kernels.matmul.kernel import combine_splits, locate_entry, number, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Lines of a thread that follow one another: 16 bytes.
@@ -220,7 +220,7 @@ def matmul_fma_kernel(
     a_steps = (stride_az * IN_UNIT, stride_ay * IN_UNIT)
     b_steps = (stride_bz * IN_UNIT, stride_by * IN_UNIT)
     a_ptr, b_ptr, outer, inner = locate_entry(a_ptr, b_ptr, entry, batch_inner, a_steps, b_steps)
-    steps = gl.cdiv(gl.cdiv(k, BLOCK_K), gl.num_programs(1))
+    steps = steps_of_share(k, BLOCK_K)
     first_k = gl.program_id(1) * steps * BLOCK_K
     num_k = gl.minimum(k - first_k, steps * BLOCK_K)
 

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
-from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, tile_coordinates
+from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import await_previous
 
@@ -130,7 +130,7 @@ def steps_of(k, FORM: gl.constexpr):
     first = 0
     end = gl.cdiv(k, FORM.block_k)
     if FORM.is_shared:
-        length = gl.cdiv(end, gl.num_programs(1))
+        length = steps_of_share(k, FORM.block_k)
         first = gl.program_id(1) * length
         end = gl.minimum(end, first + length)
     return first, end
