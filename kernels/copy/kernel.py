@@ -15,7 +15,7 @@ then runs at the speed of the bus. Only rows have a shape here.
 import triton
 import triton.language as tl
 
-from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 
 
 @triton.jit
@@ -51,6 +51,40 @@ def copy_ranges_kernel(
 
 
 @triton.jit
+def copy_block(
+    source,
+    destination,
+    block,
+    extents,
+    pitch,
+    strides,
+    UNIT: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    IS_TURNED: tl.constexpr,
+):
+    """Copy block number `block` of R rows and C columns of one entry; `extents` are (rows, columns), `strides` their steps.
+
+    IS_TURNED: neighbours in memory are neighbours in a column, so neighbouring threads take those.
+    """
+    rows, columns = extents
+    stride_r, stride_c = strides
+    across = tl.cdiv(columns, C)
+    row = (block // across) * R + tl.arange(0, R)
+    column = (block % across) * C + tl.arange(0, C)
+    if IS_TURNED:
+        turned = source + column.to(tl.int64)[:, None] * stride_c + row[None, :]
+        taken = tl.load(turned, mask=(column < columns)[:, None] & (row < rows)[None, :], other=0).T
+    else:
+        straight = source + row.to(tl.int64)[:, None] * stride_r + column.to(tl.int64)[None, :] * stride_c
+        taken = tl.load(straight, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0)
+    to = row.to(tl.int64)[:, None] * pitch + column[None, :]
+    # Whole pieces of 16 bytes are written; a row's pitch leaves room for the last one.
+    filled = tl.cdiv(columns, UNIT) * UNIT
+    tl.store(destination + to, taken, mask=(row < rows)[:, None] & (column < filled)[None, :])
+
+
+@triton.jit
 def copy_operands_kernel(
     a_ptr,
     b_ptr,
@@ -75,14 +109,22 @@ def copy_operands_kernel(
     UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
+    TURNED_R: tl.constexpr,
+    TURNED_C: tl.constexpr,
+    FEW: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Both operands, (entries, rows, columns) in any strides, into rows at multiples of 16 bytes, their ends filled with zeros.
 
-    Grid: (blocks of BLOCK_R × BLOCK_C: `blocks_a` of `a`, then those of `b`; entries). Pitches come in UNITs of 16 bytes,
+    Grid: (`blocks_a` blocks of `a`, then those of `b`; entries). A block has BLOCK_R × BLOCK_C elements, or TURNED_R × TURNED_C
+    where columns are contiguous. Up to FEW blocks let the next kernel be brought up at once. Pitches come in UNITs of 16 bytes,
     strides in elements. An operand that is not copied has no blocks. No arithmetic; 2·entries·rows·columns·itemsize bytes.
     """
-    await_previous(OVERLAP)
+    # Programs of the product that are brought up while blocks are left take up to a quarter more time: a multiprocessor has
+    # room for one, and they lie in any order.
+    if tl.num_programs(0) * tl.num_programs(1) <= FEW:
+        bring_up_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     block = tl.program_id(0)
     entry = tl.program_id(1)
     if block < blocks_a:
@@ -94,19 +136,12 @@ def copy_operands_kernel(
         pitch, stride_z, stride_r, stride_c = pitch_b, stride_bz, stride_br, stride_bc
     if entry >= entries:
         return
-    across = tl.cdiv(columns, BLOCK_C)
-    row = (block // across) * BLOCK_R + tl.arange(0, BLOCK_R)
-    column = (block % across) * BLOCK_C + tl.arange(0, BLOCK_C)
+    pitch = pitch.to(tl.int64) * UNIT
     source = source.to(tl.pointer_type(WORD)) + entry.to(tl.int64) * stride_z
+    destination = destination.to(tl.pointer_type(WORD)) + entry.to(tl.int64) * rows * pitch
+    extents = (rows, columns)
+    strides = (stride_r, stride_c)
     if stride_r == 1:
-        # Neighbouring threads take neighbouring elements, which here lie along the rows' other dimension.
-        turned = source + column.to(tl.int64)[:, None] * stride_c + row[None, :]
-        taken = tl.load(turned, mask=(column < columns)[:, None] & (row < rows)[None, :], other=0).T
+        copy_block(source, destination, block, extents, pitch, strides, UNIT, TURNED_R, TURNED_C, True)
     else:
-        straight = source + row.to(tl.int64)[:, None] * stride_r + column.to(tl.int64)[None, :] * stride_c
-        taken = tl.load(straight, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0)
-    step = pitch.to(tl.int64) * UNIT
-    to = (entry.to(tl.int64) * rows + row)[:, None] * step + column[None, :]
-    # Whole pieces of 16 bytes are written; a row's pitch leaves room for the last one.
-    filled = tl.cdiv(columns, UNIT) * UNIT
-    tl.store(destination.to(tl.pointer_type(WORD)) + to, taken, mask=(row < rows)[:, None] & (column < filled)[None, :])
+        copy_block(source, destination, block, extents, pitch, strides, UNIT, BLOCK_R, BLOCK_C, False)

@@ -15,9 +15,12 @@ from tilewire.kernels.runtime.targets import Target, current
 
 # By bytes of an element: the word that stands for it.
 WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32}
-BLOCK_ROWS = 32
-# Bytes of a row in one block: a line of L2.
-BLOCK_BYTES = 128
+# Rows of a block, and bytes of a row in it. Long rows, so that few lines of L2 are shared with other blocks.
+BLOCK_ROWS, BLOCK_BYTES = 8, 512
+# The same where columns are contiguous: both sides of the block are lines of L2.
+TURNED_ROWS, TURNED_BYTES = 32, 128
+# Up to here the kernel that follows is brought up while blocks are copied.
+FEW_BLOCKS = 1024
 _PIECE_BYTES = 16
 
 
@@ -56,6 +59,9 @@ def variant(item_bytes: int, target: Target) -> Variant:
         "UNIT": _PIECE_BYTES // item_bytes,
         "BLOCK_R": BLOCK_ROWS,
         "BLOCK_C": BLOCK_BYTES // item_bytes,
+        "TURNED_R": TURNED_ROWS,
+        "TURNED_C": TURNED_BYTES // item_bytes,
+        "FEW": FEW_BLOCKS,
     }
     return binary(copy_operands_kernel, pointers, constants, 4, target, aligned=("a_rows_ptr", "b_rows_ptr"))
 
@@ -81,7 +87,9 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
             f"pitch_{name}": operand.pitch // unit,
         }
         values |= {f"stride_{name}{axis}": step for axis, step in zip("zrc", operand.strides, strict=True)}
-        blocks.append(-(-operand.rows // BLOCK_ROWS) * -(-operand.columns * item_bytes // BLOCK_BYTES))
+        is_turned = operand.strides[1] == 1
+        rows, row_bytes = (TURNED_ROWS, TURNED_BYTES) if is_turned else (BLOCK_ROWS, BLOCK_BYTES)
+        blocks.append(-(-operand.rows // rows) * -(-operand.columns * item_bytes // row_bytes))
     grid = (sum(blocks), max(a.entries, b.entries))
     target = current(device_number(device))
     return Launch(variant(item_bytes, target), grid, values | {"blocks_a": blocks[0]}, device)

@@ -119,7 +119,7 @@ class Specialization:
         precision: how float32 inputs are multiplied.
         a_major: as in `Problem`; `any` for both operands when it is for one.
         b_major: as in `Problem`.
-        store: `tma` (through a descriptor; `wgmma` has no other), `vec16` (rows start at multiples of 16 bytes) or `scalar`.
+        store: `tma` (through a descriptor), `vec16` (rows start at multiples of 16 bytes; not `wgmma`) or `scalar`.
         out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (the others).
         is_batched: whether descriptors have a batch dimension: those of `tma` always, those of `wgmma` for batches.
         is_shared: whether programs share a tile (a constant only for `wgmma`).

@@ -58,6 +58,9 @@ MODEL = Model(
     Term("fill", "waves of programs whose first loads nothing hides", 0.8),
     Term("store", "tiles of 128×128 that one multiprocessor stores", 1.1),
     Term("epilogue", "the same, where a bias or an activation follows", 0.3),
+    Term(
+        "rest", "1 where rows of the output end within 16 bytes, and are stored in pieces of 16 and then the rest", 0.8
+    ),
     Term("split", "1 where programs share tiles", 1.1),
     Term("exchange", "µs at the memory's bandwidth for the parts of shared tiles", 0.55),
     Term("sum", "MB that the last program of a shared tile adds up", 8.5),
@@ -161,8 +164,10 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "wgmma":
         is_shared = config.split_k > 1
-        kind = ("wgmma", problem.dtype, problem.precision, *majors, "tma", problem.out_dtype)
-        return Specialization(*kind, problem.batch > 1, is_shared, is_plain and not is_shared)
+        store = "tma" if problem.is_boxed_out else "scalar"
+        is_plain = is_plain and store == "tma" and not is_shared
+        kind = ("wgmma", problem.dtype, problem.precision, *majors, store, problem.out_dtype)
+        return Specialization(*kind, problem.batch > 1, is_shared, is_plain)
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
@@ -222,10 +227,10 @@ def has_descriptors(problem: Problem, target: Target) -> bool:
 
 
 def has_wgmma(problem: Problem, target: Target) -> bool:
-    """Whether the kernel for Hopper can multiply `problem`, and store it through a descriptor."""
+    """Whether the kernel for Hopper can multiply `problem`. Batches it stores through a descriptor only."""
     is_hopper = target.backend == "cuda" and target.arch == 90
     is_known = arithmetic_of(problem) in {"half", "float8", "float8 fast"} and _is_default_out(problem)
-    is_described = problem.is_padded_in and problem.is_boxed_out
+    is_described = problem.is_padded_in and (problem.is_boxed_out or problem.batch == 1)
     return is_hopper and is_known and is_described and has_descriptors(problem, target)
 
 
@@ -330,16 +335,17 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
 
 
 def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
-    for batch, a_major, b_major, is_plain in itertools.product((1, 2), "km", "nk", (True, False)):
-        problem = replace(shown, batch=batch, a_major=a_major, b_major=b_major)
-        if has_wgmma(problem, target):
-            for tile in tiles_for(problem, target):
-                is_offered = tile.all_layouts or (batch == 1 and is_main(problem))
-                if tile.config.kernel == "wgmma" and is_offered and fits_boxes(problem, tile.config):
+    for batch, a_major, b_major, is_boxed_out in itertools.product((1, 2), "km", "nk", (True, False)):
+        problem = replace(shown, batch=batch, a_major=a_major, b_major=b_major, is_boxed_out=is_boxed_out)
+        for tile in tiles_for(problem, target) if has_wgmma(problem, target) else ():
+            is_offered = tile.all_layouts or (batch == 1 and is_main(problem))
+            is_stored = (tile.store == "scalar") != is_boxed_out
+            if tile.config.kernel == "wgmma" and is_offered and is_stored and fits_boxes(problem, tile.config):
+                for is_plain in (True, False) if is_boxed_out else (False,):
                     yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
-                    if not is_plain and shares_k(problem, tile.config):
-                        shared = replace(tile.config, split_k=2)
-                        yield specialization_of(problem, shared, is_plain=False), tile.config
+                if shares_k(problem, tile.config):
+                    shared = replace(tile.config, split_k=2)
+                    yield specialization_of(problem, shared, is_plain=False), tile.config
 
 
 def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:

@@ -279,13 +279,14 @@ def _descriptor_values(view: View, problem: Problem, config: Config, specializat
         "step_a": int(view.a[1] != 0),
         "step_b": int(view.b[1] != 0),
     }
+    if "tail" in boxes:
+        right, rows = (view.a, a_rows) if config.is_swapped else (view.b, b_rows)
+        values["tail_desc"] = _descriptor(rows, right, view.batch[1], boxes["tail"], item_bytes)
     if specialization.store == "tma":
         out_bytes = ITEM_BYTES[problem.out_dtype]
-        values["out_desc"] = _descriptor((m, n), view.out, view.batch[1], boxes["out"], out_bytes)
-        if "tail" in boxes:
-            right, rows = (view.a, a_rows) if config.is_swapped else (view.b, b_rows)
-            values["tail_desc"] = _descriptor(rows, right, view.batch[1], boxes["tail"], item_bytes)
-            values["out_tail_desc"] = _descriptor((m, n), view.out, view.batch[1], boxes["out tail"], out_bytes)
+        for box in boxes.keys() & {"out", "out tail"}:
+            described = _descriptor((m, n), view.out, view.batch[1], boxes[box], out_bytes)
+            values[f"{box.replace(' ', '_')}_desc"] = described
     return values
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
-from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands
+from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands, is_read_in_pieces
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
@@ -179,6 +179,8 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     if config.kernel == "fma":
         transposed = config.block_m * (problem.a_major == "k") + config.block_n * (problem.b_major == "k")
         strided = transposed / (config.block_m + config.block_n)
+    is_in_pieces = problem.is_aligned_out if config.kernel == "tma" else is_read_in_pieces(problem)
+    has_rest = is_in_pieces and config.kernel in ("tma", "pointer") and problem.n * out_bytes % 16 != 0
     is_split = splits > 1
     # A pair of multiprocessors has one way to L2. Programs get a pair each while there are no more than pairs.
     is_last_paired = 2 * (programs - (turns - 1) * target.num_sms) > target.num_sms
@@ -190,6 +192,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
         1.0 if config.is_persistent else float(waves),
         stored * (1.0 if stores_boxes(problem, config) or config.kernel != "tma" else 1.5),
         0.0 if is_plain else stored,
+        float(has_rest),
         float(is_split),
         2 * 4 * tile * programs / target.bytes_per_us if is_split else 0.0,
         4e-6 * tile * splits if is_split else 0.0,

@@ -50,7 +50,7 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
 def case_of(specialization: Specialization, config: Config, device: torch.device) -> _Case:
     """Returns a product that takes the binary of `specialization` and `config`."""
     # The pointer kernel alone distinguishes aligned inputs from others.
-    is_aligned = specialization.store != "scalar" or specialization.kernel in ("tma", "fma")
+    is_aligned = specialization.store != "scalar" or specialization.kernel != "pointer"
     rows = config.block_m if config.kernel == "vector" else 80 if specialization.store == "tma" else 48
     if is_narrow(config):
         # Two tiles: what the first has room for, and must not store, is the second's.
@@ -69,7 +69,8 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
         expected = (expected + 1).clamp(min=0)
     out = like(expected, "last", dtype, is_aligned=specialization.store != "scalar")
     out.fill_(-100)
-    is_split = specialization.is_shared or (can_split(config) and specialization.store != "tma")
+    is_always_shared = specialization.kernel != "wgmma" and specialization.store != "tma" and can_split(config)
+    is_split = specialization.is_shared or is_always_shared
     return _Case(a, b, out, epilogue, expected, replace(config, split_k=2 if is_split else 1))
 
 

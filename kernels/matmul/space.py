@@ -79,7 +79,8 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
             for config in _few(problem.dtype, target)
             if config.block_m // 2 < max(problem.m, 16) <= config.block_m
         ]
-    if has_wgmma(read, target):
+    # Aligned rows that are no whole boxes are stored as those that begin anywhere, which have a section of their own.
+    if has_wgmma(read, target) and (problem.is_boxed_out or not problem.is_aligned_out):
         found += [config for config in _wgmma(arithmetic, problem.dtype, target) if _is_near(config, problem)]
     if has_fma(as_read(problem, Config("fma", 16, 16, 16, is_copied=can_copy(problem, "fma"))), target):
         found += _fma(problem, target)

@@ -106,17 +106,19 @@ def _build_tma(specialization: Specialization, config: Config, target: Target) -
 
 def _build_wgmma(specialization: Specialization, config: Config, target: Target) -> Variant:
     boxes = box_shapes(specialization, config)
-    types = {f"{name}_desc": _boxed(specialization.dtype, boxes[name]) for name in ("a", "b")}
-    types["out_desc"] = _boxed(specialization.out_dtype, boxes["out"])
+    is_boxed = specialization.store == "tma"
     left, right = specialization.a_major, specialization.b_major
     if config.is_swapped:
         left, right = right, left
     main, tail = boxes_of(config.block_m if config.is_swapped else config.block_n)
-    constants: dict[str, Any] = dict.fromkeys(("tail_desc", "out_tail_desc"))
-    if tail:
-        types["tail_desc"] = _boxed(specialization.dtype, boxes["tail"])
-        types["out_tail_desc"] = _boxed(specialization.out_dtype, boxes["out tail"])
-        constants = {}
+    names = {"a_desc": "a", "b_desc": "b"} | ({"tail_desc": "tail"} if tail else {})
+    types = {name: _boxed(specialization.dtype, boxes[box]) for name, box in names.items()}
+    outputs = {"out_desc": "out"} | ({"out_tail_desc": "out tail"} if tail else {}) if is_boxed else {}
+    types |= {name: _boxed(specialization.out_dtype, boxes[box]) for name, box in outputs.items()}
+    descriptors = ("tail_desc", "out_desc", "out_tail_desc")
+    constants: dict[str, Any] = {name: None for name in descriptors if name not in types}
+    if is_boxed:
+        constants["out_ptr"] = None
     if not specialization.is_shared:
         constants |= {"partial_ptr": None, "count_ptr": None}
     consumers = config.num_warps // CONSUMER_WARPS
@@ -134,6 +136,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         tail_columns=tail,
         registers=_CONSUMER_REGISTERS[consumers],
         out_type=_TYPES[specialization.out_dtype],
+        stores_boxes=is_boxed,
         is_swapped=config.is_swapped,
         left_is_k=left == "k",
         right_is_k=right == "k",

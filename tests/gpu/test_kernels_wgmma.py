@@ -43,9 +43,15 @@ SIZES = (
 )
 # How many programs share a tile. Four do not share the nine steps of the third size evenly: the last has none.
 SPLITS = (1, 2, 4)
-TILES = [
-    (problem, tile.config) for problem in SHOWN for tile in tiles_for(problem, TARGET) if tile.config.kernel == "wgmma"
-]
+TILES, ELEMENTWISE = (
+    [
+        (problem, tile.config)
+        for problem in SHOWN
+        for tile in tiles_for(problem, TARGET)
+        if tile.config.kernel == "wgmma" and (tile.store == "scalar") == is_scalar
+    ]
+    for is_scalar in (False, True)
+)
 BATCHED = [
     (shown, config) for shown, config in TILES if is_possible(replace(shown, batch=2), config, TARGET, is_plain=True)
 ]
@@ -58,6 +64,25 @@ def named(tiles):
 @pytest.fixture
 def generator():
     return torch.Generator("cuda").manual_seed(20261123)
+
+
+def check(a, b, out, epilogue, precision, config):
+    """Multiplies by `config`, and compares with float64."""
+    launch = prepare(a, b, out, epilogue, precision, config)
+    assert launch.is_bound
+    launch(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
+    named = {"bias": epilogue.bias, "a_scale": epilogue.a_scale, "b_scale": epilogue.b_scale}
+    expected = matmul_reference(a, b, **named, activation=epilogue.activation)
+    scales = 1.0 if epilogue.a_scale is None else 2.25
+    # Fast sums keep some 13 bits: no better than products of tf32.
+    arithmetic = "tf32" if precision == "fast" else str(a.dtype).removeprefix("torch.")
+    bound = matmul_bound(a.double() * scales, b.double(), expected, out.dtype, arithmetic)
+    if epilogue.bias is not None:
+        # gelu is at most 1.13 times as steep as its argument, silu 1.1 times, and both round in float32.
+        bound = 1.2 * bound + (epilogue.bias.double().abs() + expected.abs()) * 2.0**-18
+    error = (out.double() - expected).abs()
+    where = f"{tuple(a.shape)} {a.stride()} by {tuple(b.shape)} {b.stride()}, {config}"
+    assert (error <= bound).all(), f"{where}: {(error - bound).max()} over"
 
 
 @pytest.mark.parametrize(("shown", "config"), named(TILES))
@@ -82,23 +107,9 @@ def test_every_tile_is_right(shown, config, generator):
                 shared = replace(config, split_k=split_k)
                 if not is_possible(problem, shared, TARGET, is_plain=False):
                     continue
-                out = poisoned((m, n), out_dtype, "cuda")
-                launch = prepare(a, b, out, epilogue, shown.precision, shared)
-                assert launch.is_bound
-                launch(a, b, out, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
-                again = poisoned((m, n), out_dtype, "cuda")
-                launch(a, b, again, epilogue.bias, epilogue.a_scale, epilogue.b_scale)
-                named = {"bias": epilogue.bias, "a_scale": epilogue.a_scale, "b_scale": epilogue.b_scale}
-                expected = matmul_reference(a, b, **named, activation=epilogue.activation)
-                scales = 1.0 if epilogue.a_scale is None else 2.25
-                # Fast sums keep some 13 bits: no better than products of tf32.
-                arithmetic = "tf32" if shown.precision == "fast" else shown.dtype
-                bound = matmul_bound(a.double() * scales, b.double(), expected, out_dtype, arithmetic)
-                if epilogue.bias is not None:
-                    # gelu is at most 1.13 times as steep as its argument, and rounds in float32.
-                    bound = 1.2 * bound + (bias.double().abs() + expected.abs()) * 2.0**-18
-                error = (out.double() - expected).abs()
-                assert (error <= bound).all(), f"{m}x{n}x{k} {a_major}{b_major} {shared}: {(error - bound).max()} over"
+                out, again = (poisoned((m, n), out_dtype, "cuda") for _ in range(2))
+                check(a, b, out, epilogue, shown.precision, shared)
+                check(a, b, again, epilogue, shown.precision, shared)
                 assert torch.equal(out, again)
                 launched.add(split_k)
     assert launched == set(SPLITS if shares_k(shown, config) else (1,))
@@ -122,14 +133,37 @@ def test_batches_are_right(shown, config, shared, generator):
             bias = torch.randn(n, device="cuda", generator=generator)
             for epilogue in (Epilogue(), Epilogue(bias, activation="silu")):
                 out = poisoned((batch, m, n), out_dtype, "cuda")
-                launch = prepare(a, b, out, epilogue, shown.precision, config)
-                assert launch.is_bound
-                launch(a, b, out, epilogue.bias, None, None)
-                expected = matmul_reference(a, b, bias=epilogue.bias, activation=epilogue.activation)
-                arithmetic = "tf32" if shown.precision == "fast" else shown.dtype
-                bound = matmul_bound(a.double(), b.double(), expected, out_dtype, arithmetic)
-                if epilogue.bias is not None:
-                    # silu is at most 1.1 times as steep as its argument, and rounds in float32.
-                    bound = 1.2 * bound + (bias.double().abs() + expected.abs()) * 2.0**-18
-                error = (out.double() - expected).abs()
-                assert (error <= bound).all(), f"{batch}x{m}x{n}x{k} {a_major}{b_major}: {(error - bound).max()} over"
+                check(a, b, out, epilogue, shown.precision, config)
+
+
+def padded(rows, columns, dtype, generator):
+    """Rows that begin at multiples of 16 bytes, of any length."""
+    return random_operand((rows, -(-columns // 16) * 16), dtype, generator)[:, :columns]
+
+
+@pytest.mark.parametrize(("shown", "config"), named(ELEMENTWISE))
+def test_rows_that_are_no_boxes_are_stored_by_elements(shown, config, generator):
+    dtype, out_dtype = getattr(torch, shown.dtype), getattr(torch, shown.out_dtype)
+    launched = set()
+    for m, n, k in SIZES:
+        n += 5
+        for a_major, b_major in (("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")):
+            a = padded(m, k, dtype, generator) if a_major == "k" else padded(k, m, dtype, generator).mT
+            b = padded(k, n, dtype, generator) if b_major == "n" else padded(n, k, dtype, generator).mT
+            bias = torch.randn(n, device="cuda", generator=generator)
+            # Contiguous, with rows that begin at multiples of 16 bytes, and every second element.
+            for whole, step in ((n, 1), (-(-n // 8) * 8 + 8, 1), (2 * n, 2)):
+                problem = replace(shown, m=m, n=n, k=k, a_major=a_major, b_major=b_major, is_boxed_out=False)
+                problem = replace(problem, is_aligned_out=whole % 8 == 0)
+                for split_k, epilogue in itertools.product(SPLITS, (Epilogue(), Epilogue(bias, activation="silu"))):
+                    shared = replace(config, split_k=split_k)
+                    if not is_possible(problem, shared, TARGET, is_plain=False):
+                        continue
+                    memory = poisoned((m, whole), out_dtype, "cuda")
+                    before = memory.clone()
+                    out = memory[:, : n * step : step]
+                    check(a, b, out, epilogue, shown.precision, shared)
+                    before[:, : n * step : step] = out
+                    assert torch.equal(memory.view(torch.int16), before.view(torch.int16)), "what is not the output's"
+                    launched.add(split_k)
+    assert launched == set(SPLITS if shares_k(shown, config) else (1,))

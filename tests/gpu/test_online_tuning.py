@@ -1,5 +1,6 @@
 """Races between requests on a real device: turns are short, choices are right and kept, and memory is given back."""
 
+import contextlib
 import time
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_races_are_short_turns_and_their_choices_are_right(tmp_path):
 
 def test_a_request_without_memory_ends_the_race_and_has_its_memory():
     backend = GpuBackend("cuda:0")
-    hog = None
+    hogs: list[torch.Tensor] = []
     try:
         backend.warm_up(Preparation(warmup="load", is_tuned_online=True), lambda *_: None, lambda _: None)
         a, b = (torch.randn(shape, device=DEVICE).bfloat16() for shape in ((382, 6144), (6144, 4096)))
@@ -81,16 +82,19 @@ def test_a_request_without_memory_ends_the_race_and_has_its_memory():
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_allocated() - before
         source = HostBytes(torch.zeros(taken * 3 // 4, dtype=torch.uint8), TensorType("int8", (taken * 3 // 4,)), 0)
-        hog = torch.empty(torch.cuda.mem_get_info()[0] - taken // 2, dtype=torch.uint8, device=DEVICE)
+        # Other tests on this GPU take and free memory meanwhile.
+        while (free := torch.cuda.mem_get_info()[0]) > taken * 5 // 8:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                hogs.append(torch.empty(free - taken // 2, dtype=torch.uint8, device=DEVICE))
         with pytest.raises(TooBusy, match="no memory"):
             backend.upload(source)
-        assert torch.cuda.memory_allocated() <= before + hog.numel() + 2**20
+        assert torch.cuda.memory_allocated() <= before + sum(hog.numel() for hog in hogs) + 2**20
         assert backend.upload(source).numel() == source.type.nbytes
         # There is too little memory for a race now: tuning goes on without one.
         while backend.tune():
             pass
     finally:
-        del hog
+        hogs.clear()
         install(current(0), None)
         torch.cuda.empty_cache()
 

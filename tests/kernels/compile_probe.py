@@ -97,6 +97,7 @@ def table_variants(target):
                 is_padded_a=is_wide,
                 is_padded_b=is_wide,
                 is_aligned_out=is_wide,
+                is_boxed_out=is_wide,
                 is_copyable=False,
             )
             # Scalar units, by choice or for want of others, and operands read element by element are named so.

@@ -10,6 +10,7 @@ from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels import matmul
 from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.copy.kernel import copy_operands_kernel
+from tilewire.kernels.copy.operands import Copied, launch_of
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, Config, copied_operands
 from tilewire.kernels.matmul.members import INTERPRETED, INTERPRETED_TMA
 from tilewire.kernels.matmul.plan import Epilogue, prepare
@@ -277,6 +278,19 @@ def test_operands_that_the_kernel_cannot_read_are_copied_first(dtype, layout, sp
         kernel = INTERPRETED if dtype == torch.float32 else INTERPRETED_TMA
         prepare(a, b, out, Epilogue(), "ieee", replace(kernel, is_copied=True, split_k=split_k))(a, b, out)
         check(out, a, b)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_copies_of_several_blocks_are_whole_and_their_ends_zero(is_turned, generator):
+    # More rows and columns than a block has, either way round.
+    (rows, columns), pitch = (70, 301), 304
+    given = torch.randint(-9, 9, (2, columns, rows) if is_turned else (2, rows, columns), generator=generator)
+    a = given.to(torch.int16).mT if is_turned else given.to(torch.int16)
+    out = torch.full((2, rows, pitch), -1, dtype=torch.int16)
+    entry, row, column = a.stride()
+    launch_of(None, Copied(2, rows, columns, (entry, row, column), pitch), 2, a.device)(a, a, out, out)
+    assert torch.equal(out[..., :columns], a)
+    assert not out[..., columns:].any()
 
 
 def test_only_the_operand_that_needs_it_is_copied(generator):

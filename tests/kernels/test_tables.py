@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilewire.kernels.matmul import MATMUL
 from tilewire.kernels.matmul.configs import Config, Problem, copied_operands
 from tilewire.kernels.matmul.members import MODEL, SPLITS, is_possible, specialization_of, tiles_of
-from tilewire.kernels.matmul.select import among_rows, explain, select, select_invariant
+from tilewire.kernels.matmul.select import among_rows, amounts_of, explain, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.matmul.view import problem_of, view_of
@@ -164,6 +164,33 @@ def test_operands_that_bulk_loads_cannot_read_are_copied_first_where_that_pays()
     assert " copied" in line
     assert "copy " in line
     assert not select(MatmulShape(4096, 4096, 1024).problem, H200).is_copied
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("is_padded", [True, False])
+def test_output_rows_that_are_no_boxes_are_stored_by_elements_on_hopper(dtype, is_padded):
+    shape = MatmulShape(1000, 1001, 1040, dtype=dtype, b_major="k", is_padded=is_padded)
+    problem = shape.problem
+    assert (problem.is_aligned_out, problem.is_boxed_out) == (is_padded, False)
+    config = select(problem, H200)
+    assert config.kernel == "wgmma"
+    found = specialization_of(problem, config, is_plain=True)
+    # One binary, with and without an epilogue.
+    assert (found.store, found.is_plain) == ("scalar", False)
+    assert found == specialization_of(problem, config, is_plain=False)
+    assert specialization_of(replace(shape, n=1000).problem, config, is_plain=True).store == "tma"
+    # A batch has descriptors, which store whole boxes.
+    assert select(replace(shape, batch=3).problem, H200).kernel == "tma"
+    assert select(problem, KNOWN["nvidia_b200"]).kernel == "tma"
+
+
+@pytest.mark.parametrize(("kernel", "wanted"), [("tma", 1.0), ("pointer", 1.0), ("wgmma", 0.0)])
+def test_the_rest_of_a_row_costs_what_stores_pieces_of_16_bytes(kernel, wanted):
+    place = [term.name for term in MODEL.terms].index("rest")
+    config = Config(kernel, 64, 64, 64)
+    for n, is_padded, rest in ((1000, True, 0.0), (1001, True, wanted), (1001, False, 0.0)):
+        problem = MatmulShape(1000, n, 1024, b_major="k", is_padded=is_padded).problem
+        assert amounts_of(problem, config, 1, H200, is_plain=True)[place] == rest
 
 
 @pytest.mark.parametrize("majors", ["kk", "kn", "mk", "mn"])

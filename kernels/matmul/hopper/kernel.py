@@ -29,7 +29,7 @@ from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
 from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
-from tilewire.kernels.runtime.pdl import await_previous
+from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 
 # Rows of the left operand that a consumer multiplies: those of one matrix instruction.
 ROWS = gl.constexpr(CONSUMER_ROWS)
@@ -55,6 +55,7 @@ class Form:
         tail_columns: The same for the second box.
         registers: Most registers of a consumer's thread.
         out_type: Type of the output.
+        stores_boxes: Whether descriptors store the output. Else its rows begin anywhere.
         is_swapped: Whether `b` is the left operand.
         left_is_k: Whether rows of the left operand are contiguous along K.
         right_is_k: The same for the right operand.
@@ -77,6 +78,7 @@ class Form:
     tail_columns: int
     registers: int
     out_type: tl.dtype
+    stores_boxes: bool
     is_swapped: bool
     left_is_k: bool
     right_is_k: bool
@@ -165,10 +167,11 @@ def load_box(desc, place, entry, row, at, bar, IS_K: gl.constexpr):
 
 
 @gluon.jit
-def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr):
+def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr, OVERLAP: gl.constexpr):
     """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it.
 
-    `steps` are 1, or 0 where all products have the same left or right operand.
+    At the end it lets the next kernel be brought up. `steps` are 1, or 0 where all products have the same left or right
+    operand.
     """
     left_desc, right_desc, tail_desc = descs
     left_ring, right_ring, tail_ring = rings
@@ -197,6 +200,8 @@ def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr):
                 place = tail_ring.index(slot)
                 load_box(tail_desc, place, right_entry, right + FORM.main, at, bar, FORM.right_is_k)
             slot, phase = next_slot(slot, phase, FORM)
+    # The next kernel finds no room before. Programs that come one by one lie in any order, which costs up to 6 %.
+    bring_up_next(OVERLAP)
 
 
 @gluon.jit
@@ -279,12 +284,46 @@ def fetch_halves(left, right, sizes, epilogue, LENGTH: gl.constexpr, HALVES: gl.
 
 
 @gluon.jit
+def store_elements(part, out, row, column, COUNT: gl.constexpr, FORM: gl.constexpr):
+    """Store `part` element by element, its first at `row` and `column`. COUNT rows of the right operand are the tile's.
+
+    `out` is (pointer to bytes, elements from row to row and from column to column, rows, columns). Threads of a warp store
+    neighbours in a row.
+    """
+    out_ptr, stride_om, stride_on, m, n = out
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    part = gl.convert_layout(part, LAYOUT)
+    rows = gl.arange(0, part.shape[0], gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, part.shape[1], gl.SliceLayout(0, LAYOUT))
+    in_rows = row + rows < m
+    if FORM.is_swapped and part.shape[0] > COUNT:
+        in_rows = in_rows & (rows < COUNT)
+    in_columns = column + columns < n
+    firsts = out_ptr.to(gl.pointer_type(FORM.out_type)) + (row + rows).to(gl.int64) * stride_om
+    ptrs = firsts[:, None] + ((column + columns).to(gl.int64) * stride_on)[None, :]
+    gl.store(ptrs, part, mask=in_rows[:, None] & in_columns[None, :])
+
+
+@gluon.jit
 def store_part(
-    acc, vectors, out_desc, places, at, epilogue, CONSUMER: gl.constexpr, HALVES: gl.constexpr, FORM: gl.constexpr
+    acc,
+    vectors,
+    out_desc,
+    places,
+    out,
+    at,
+    epilogue,
+    CONSUMER: gl.constexpr,
+    HALVES: gl.constexpr,
+    COUNT: gl.constexpr,
+    FORM: gl.constexpr,
 ):
-    """Finish a consumer's sums and start storing them in HALVES parts. `at` is (product, row of left, of right operand)."""
+    """Finish a consumer's sums and start storing them in HALVES parts. `at` is (product, row of left, of right operand).
+
+    COUNT rows of the right operand are the tile's. `out` is that of `store_elements`.
+    """
     entry, left, right = at
-    place = places.index(CONSUMER)
+    LENGTH: gl.constexpr = acc.shape[1] // HALVES
     if HALVES == 2:
         first, second = split_columns(acc)
     for half in gl.static_range(HALVES):
@@ -294,19 +333,23 @@ def store_part(
             part = first
         else:
             part = second
-        row, column = place_of(left, right + half * (acc.shape[1] // HALVES), FORM)
+        row, column = place_of(left, right + half * LENGTH, FORM)
         if FORM.is_swapped:
             part = part.permute((1, 0))
         if not FORM.is_plain:
             part = finish(part, vectors[half], epilogue)
-        # The store before this one must have read the place.
-        tma.store_wait(0)
-        matrix_of(places, CONSUMER).store(part.to(FORM.out_type))
-        fence_async_shared()
-        if FORM.is_batched:
-            tma.async_copy_shared_to_global(out_desc, [entry, row, column], place)
+        if FORM.stores_boxes:
+            place = places.index(CONSUMER)
+            # The store before this one must have read the place.
+            tma.store_wait(0)
+            matrix_of(places, CONSUMER).store(part.to(FORM.out_type))
+            fence_async_shared()
+            if FORM.is_batched:
+                tma.async_copy_shared_to_global(out_desc, [entry, row, column], place)
+            else:
+                tma.async_copy_shared_to_global(out_desc, [row, column], place)
         else:
-            tma.async_copy_shared_to_global(out_desc, [row, column], place)
+            store_elements(part.to(FORM.out_type), out, row, column, COUNT - half * LENGTH, FORM)
 
 
 @gluon.jit
@@ -332,7 +375,9 @@ def add_parts(acc, partial_ptr, count_ptr, tile):
 
 
 @gluon.jit
-def multiply(out_descs, rings, barriers, places, sizes, epilogue, shared, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+def multiply(
+    out_descs, rings, barriers, places, out, sizes, epilogue, shared, CONSUMER: gl.constexpr, FORM: gl.constexpr
+):
     """A consumer, four warps: multiplies its 64 rows of each slot, empties the slot, and stores its part of the tile."""
     left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
@@ -405,13 +450,18 @@ def multiply(out_descs, rings, barriers, places, sizes, epilogue, shared, CONSUM
             gl.static_assert(FORM.consumers == 1 and TAIL == 0)
             acc, is_last = add_parts(acc, shared[0], shared[1], tile)
             if is_last:
-                store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
+                store_part(
+                    acc, vectors, out_descs[0], places[0], out, at, epilogue, CONSUMER, FORM.halves, COLUMNS, FORM
+                )
         else:
-            store_part(acc, vectors, out_descs[0], places[0], at, epilogue, CONSUMER, FORM.halves, FORM)
+            store_part(acc, vectors, out_descs[0], places[0], out, at, epilogue, CONSUMER, FORM.halves, COLUMNS, FORM)
         if TAIL:
             at = (entry, left, right + MAIN)
-            store_part(tail_acc, tail_vectors, out_descs[1], places[1], at, epilogue, CONSUMER, 1, FORM)
-    tma.store_wait(0)
+            store_part(
+                tail_acc, tail_vectors, out_descs[1], places[1], out, at, epilogue, CONSUMER, 1, TAIL_COLUMNS, FORM
+            )
+    if FORM.stores_boxes:
+        tma.store_wait(0)
 
 
 @gluon.jit
@@ -421,6 +471,7 @@ def matmul_wgmma_kernel(
     out_desc,
     tail_desc,
     out_tail_desc,
+    out_ptr,
     bias_ptr,
     a_scale_ptr,
     b_scale_ptr,
@@ -432,6 +483,8 @@ def matmul_wgmma_kernel(
     batch,
     step_a,
     step_b,
+    stride_om,
+    stride_on,
     bias_kind,
     a_scale_step,
     b_scale_step,
@@ -439,13 +492,14 @@ def matmul_wgmma_kernel(
     FORM: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    """Products of 16-bit or float8 operands, whose operands and output descriptors can describe.
+    """Products of 16-bit or float8 operands, which descriptors can describe.
 
     Grid: (programs, splits of K), together at most one for each multiprocessor. Each program takes every `programs`-th
     tile. Programs that share K also share `partial_ptr` and `count_ptr`, else None; see `add_parts`. One warp loads steps of K
     into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
     operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
-    without one. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
+    without one. Where rows of the output begin anywhere, it has `out_ptr` instead of descriptors, and strides in
+    elements. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
     """
     if FORM.is_swapped:
         left_desc = b_desc
@@ -457,37 +511,44 @@ def matmul_wgmma_kernel(
         steps = (step_a, step_b)
     left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
     right_ring = allocate_boxes(right_desc, FORM.stages)
-    places = allocate_boxes(out_desc, FORM.consumers)
     tail_ring = right_ring
-    tail_places = places
     if FORM.tail:
         tail_ring = allocate_boxes(tail_desc, FORM.stages)
-        # A part of the tile as large as the tail has a place that both can use in turns.
-        if FORM.tail != FORM.main // FORM.halves:
-            tail_places = allocate_boxes(out_tail_desc, FORM.consumers)
     else:
         tail_desc = right_desc
         out_tail_desc = out_desc
+    places = right_ring
+    tail_places = right_ring
+    if FORM.stores_boxes:
+        places = allocate_boxes(out_desc, FORM.consumers)
+        tail_places = places
+        # A part of the tile as large as the tail has a place that both can use in turns.
+        if FORM.tail and FORM.tail != FORM.main // FORM.halves:
+            tail_places = allocate_boxes(out_tail_desc, FORM.consumers)
+    else:
+        out_desc = right_desc
+        out_tail_desc = right_desc
     filled = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
     emptied = gl.allocate_shared_memory(gl.int64, [FORM.stages, 1], mbarrier.MBarrierLayout())
     STAGES: gl.constexpr = FORM.stages
     for stage in gl.static_range(STAGES):
         mbarrier.init(filled.index(stage), count=1)
         mbarrier.init(emptied.index(stage), count=FORM.consumers)
-    await_previous(OVERLAP)
+    wait_for_previous(OVERLAP)
     descs = (left_desc, right_desc, tail_desc)
     out_descs = (out_desc, out_tail_desc)
     places = (places, tail_places)
     rings = (left_ring, right_ring, tail_ring)
     barriers = (filled, emptied)
     sizes = (m, n, k, batch)
+    out = (out_ptr, stride_om, stride_on, m, n)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
     shared = (partial_ptr, count_ptr)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 0, FORM)),
-                (load, (descs, rings, barriers, sizes, steps, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (load, (descs, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -495,9 +556,9 @@ def matmul_wgmma_kernel(
     elif FORM.consumers == 2:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 0, FORM)),
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 1, FORM)),
-                (load, (descs, rings, barriers, sizes, steps, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
+                (load, (descs, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 1],
             [FORM.registers, LOADER_REGISTERS],
@@ -505,10 +566,10 @@ def matmul_wgmma_kernel(
     else:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 0, FORM)),
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 1, FORM)),
-                (multiply, (out_descs, rings, barriers, places, sizes, epilogue, shared, 2, FORM)),
-                (load, (descs, rings, barriers, sizes, steps, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 2, FORM)),
+                (load, (descs, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 4, 1],
             [FORM.registers, FORM.registers, LOADER_REGISTERS],
