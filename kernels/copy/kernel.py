@@ -120,8 +120,7 @@ def copy_operands_kernel(
     where columns are contiguous. Up to FEW blocks let the next kernel be brought up at once. Pitches come in UNITs of 16 bytes,
     strides in elements. An operand that is not copied has no blocks. No arithmetic; 2·entries·rows·columns·itemsize bytes.
     """
-    # Programs of the product that are brought up while blocks are left take up to a quarter more time: a multiprocessor has
-    # room for one, and they lie in any order.
+    # A product that is brought up while many blocks are left takes up to a quarter more time.
     if tl.num_programs(0) * tl.num_programs(1) <= FEW:
         bring_up_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -141,6 +140,7 @@ def copy_operands_kernel(
     destination = destination.to(tl.pointer_type(WORD)) + entry.to(tl.int64) * rows * pitch
     extents = (rows, columns)
     strides = (stride_r, stride_c)
+    # As `Copied.is_turned`, by which blocks are counted.
     if stride_r == 1:
         copy_block(source, destination, block, extents, pitch, strides, UNIT, TURNED_R, TURNED_C, True)
     else:

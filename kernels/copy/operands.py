@@ -15,9 +15,9 @@ from tilewire.kernels.runtime.targets import Target, current
 
 # By bytes of an element: the word that stands for it.
 WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32}
-# Rows of a block, and bytes of a row in it. Long rows, so that few lines of L2 are shared with other blocks.
+# Rows of a block, and bytes of a row in it: fast for short and for long rows (docs/kernels.md).
 BLOCK_ROWS, BLOCK_BYTES = 8, 512
-# The same where columns are contiguous: both sides of the block are lines of L2.
+# The same where columns are contiguous; both sides of a block of 32-bit elements are lines of L2.
 TURNED_ROWS, TURNED_BYTES = 32, 128
 # Up to here the kernel that follows is brought up while blocks are copied.
 FEW_BLOCKS = 1024
@@ -46,6 +46,11 @@ class Copied:
     def shape(self) -> tuple[int, int, int]:
         """Shape of the copy, its rows with their padding."""
         return self.entries, self.rows, self.pitch
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether columns are contiguous where the operand lies."""
+        return self.strides[1] == 1
 
 
 _NOTHING = Copied(0, 0, 0, (0, 0, 0), 0)
@@ -87,8 +92,7 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
             f"pitch_{name}": operand.pitch // unit,
         }
         values |= {f"stride_{name}{axis}": step for axis, step in zip("zrc", operand.strides, strict=True)}
-        is_turned = operand.strides[1] == 1
-        rows, row_bytes = (TURNED_ROWS, TURNED_BYTES) if is_turned else (BLOCK_ROWS, BLOCK_BYTES)
+        rows, row_bytes = (TURNED_ROWS, TURNED_BYTES) if operand.is_turned else (BLOCK_ROWS, BLOCK_BYTES)
         blocks.append(-(-operand.rows // rows) * -(-operand.columns * item_bytes // row_bytes))
     grid = (sum(blocks), max(a.entries, b.entries))
     target = current(device_number(device))

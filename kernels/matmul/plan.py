@@ -264,14 +264,17 @@ def _pointer_values(view: View, specialization: Specialization) -> dict[str, Any
 
 
 def _descriptor_values(view: View, problem: Problem, config: Config, specialization: Specialization) -> dict[str, Any]:
-    boxes = box_shapes(specialization, config)
     m, n, k = view.m, view.n, view.k
     a_rows = (m, k) if problem.a_major == "k" else (k, m)
     b_rows = (k, n) if problem.b_major == "n" else (n, k)
     item_bytes = ITEM_BYTES[problem.dtype]
+    operands = {
+        "a": (a_rows, view.a, item_bytes),
+        "b": (b_rows, view.b, item_bytes),
+        "out": ((m, n), view.out, ITEM_BYTES[problem.out_dtype]),
+    }
+    operands |= {"tail": operands["a" if config.is_swapped else "b"], "out_tail": operands["out"]}
     values: dict[str, Any] = {
-        "a_desc": _descriptor(a_rows, view.a, view.batch[1], boxes["a"], item_bytes),
-        "b_desc": _descriptor(b_rows, view.b, view.batch[1], boxes["b"], item_bytes),
         "m": m,
         "n": n,
         "k": k,
@@ -279,14 +282,9 @@ def _descriptor_values(view: View, problem: Problem, config: Config, specializat
         "step_a": int(view.a[1] != 0),
         "step_b": int(view.b[1] != 0),
     }
-    if "tail" in boxes:
-        right, rows = (view.a, a_rows) if config.is_swapped else (view.b, b_rows)
-        values["tail_desc"] = _descriptor(rows, right, view.batch[1], boxes["tail"], item_bytes)
-    if specialization.store == "tma":
-        out_bytes = ITEM_BYTES[problem.out_dtype]
-        for box in boxes.keys() & {"out", "out tail"}:
-            described = _descriptor((m, n), view.out, view.batch[1], boxes[box], out_bytes)
-            values[f"{box.replace(' ', '_')}_desc"] = described
+    for name, box in box_shapes(specialization, config).items():
+        rows, strides, nbytes = operands[name]
+        values[f"{name}_desc"] = _descriptor(rows, strides, view.batch[1], box, nbytes)
     return values
 
 

@@ -89,9 +89,10 @@ def warps_along_m(config: Config) -> int:
 
 def _build_tma(specialization: Specialization, config: Config, target: Target) -> Variant:
     is_boxed = specialization.store == "tma"
-    boxes = box_shapes(specialization, config)
-    types = {f"{name}_desc": descriptor(specialization.dtype, boxes[name]) for name in ("a", "b")}
-    types["out_desc"] = descriptor(specialization.out_dtype, boxes["out"])
+    types = {
+        f"{name}_desc": descriptor(specialization.out_dtype if name == "out" else specialization.dtype, box)
+        for name, box in box_shapes(specialization, config).items()
+    }
     constants = {
         "out_ptr" if is_boxed else "out_desc": None,
         "STORE_BOXES": is_boxed,
@@ -105,20 +106,17 @@ def _build_tma(specialization: Specialization, config: Config, target: Target) -
 
 
 def _build_wgmma(specialization: Specialization, config: Config, target: Target) -> Variant:
-    boxes = box_shapes(specialization, config)
     is_boxed = specialization.store == "tma"
     left, right = specialization.a_major, specialization.b_major
     if config.is_swapped:
         left, right = right, left
     main, tail = boxes_of(config.block_m if config.is_swapped else config.block_n)
-    names = {"a_desc": "a", "b_desc": "b"} | ({"tail_desc": "tail"} if tail else {})
-    types = {name: _boxed(specialization.dtype, boxes[box]) for name, box in names.items()}
-    outputs = {"out_desc": "out"} | ({"out_tail_desc": "out tail"} if tail else {}) if is_boxed else {}
-    types |= {name: _boxed(specialization.out_dtype, boxes[box]) for name, box in outputs.items()}
-    descriptors = ("tail_desc", "out_desc", "out_tail_desc")
-    constants: dict[str, Any] = {name: None for name in descriptors if name not in types}
-    if is_boxed:
-        constants["out_ptr"] = None
+    types = {
+        f"{name}_desc": _boxed(specialization.out_dtype if name.startswith("out") else specialization.dtype, box)
+        for name, box in box_shapes(specialization, config).items()
+    }
+    absent = {"tail_desc", "out_desc", "out_tail_desc"} - types.keys()
+    constants: dict[str, Any] = dict.fromkeys(absent | {"out_ptr"} if is_boxed else absent)
     if not specialization.is_shared:
         constants |= {"partial_ptr": None, "count_ptr": None}
     consumers = config.num_warps // CONSUMER_WARPS
@@ -159,12 +157,17 @@ def _boxed(dtype: str, box: tuple[int, ...]) -> str:
 
 
 def box_shapes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
-    """Returns the block that one load or store of each descriptor moves: (products, rows, columns), or without the first."""
+    """Returns the block that one load or store of each descriptor moves: (products, rows, columns), or without the first.
+
+    Names are those of the kernels' arguments without `_desc`. Outputs have boxes where they are stored through descriptors.
+    """
     if config.kernel == "wgmma":
         boxes = _hopper_boxes(specialization, config)
     else:
         boxes = _boxes(specialization, config.block_m, config.block_n, config.block_k)
         boxes["out"] = (config.block_m, config.block_n // config.halves)
+    if specialization.store != "tma":
+        boxes = {name: box for name, box in boxes.items() if not name.startswith("out")}
     return {name: (1, *box) if specialization.is_batched else box for name, box in boxes.items()}
 
 
@@ -177,7 +180,7 @@ def _boxes(specialization: Specialization, m: int, n: int, k: int) -> dict[str, 
 
 
 def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
-    """The blocks of `box_shapes`: a consumer's part of the tile, and `tail`, `out tail` where the right side has a tail."""
+    """The blocks of `box_shapes`: a consumer's part of the tile, and `tail`, `out_tail` where the right side has a tail."""
     is_swapped = config.is_swapped
     found: dict[str, tuple[int, ...]] = {}
     for length, halves, mark in zip(
@@ -188,7 +191,7 @@ def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, t
         m, n = (length, CONSUMER_ROWS) if is_swapped else (CONSUMER_ROWS, length)
         boxes = _boxes(specialization, m, n, config.block_k)
         found |= {"tail": boxes["a" if is_swapped else "b"]} if mark else boxes
-        found[f"out {mark}".strip()] = (m // halves, n) if is_swapped else (m, n // halves)
+        found[f"out_{mark}" if mark else "out"] = (m // halves, n) if is_swapped else (m, n // halves)
     return found
 
 

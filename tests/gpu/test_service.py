@@ -220,19 +220,13 @@ def counted(url: str, name: str) -> float:
 def test_metrics_show_tflops(url: str, client: tilewire.Client) -> None:
     a = np.random.default_rng(12).standard_normal((2048, 2048)).astype(np.float16)
     client.matmul(a, a)
-    rates = []
-    # The figures count other work on this GPU, too: that of the tests beside this one.
-    for _ in range(6):
-        flops, seconds = (counted(url, f"tilewire_{name}_total") for name in ("flops", "kernel_seconds"))
-        for _ in range(5):
-            client.matmul(a, a)
-        more_flops = counted(url, "tilewire_flops_total") - flops
-        more_seconds = counted(url, "tilewire_kernel_seconds_total") - seconds
-        assert more_flops == 5 * 2 * 2048**3
-        rates.append(more_flops / more_seconds * 1e-12)
-        if rates[-1] > 10:
-            break
-    assert max(rates) > 10, rates
+    flops, seconds = (counted(url, f"tilewire_{name}_total") for name in ("flops", "kernel_seconds"))
+    for _ in range(5):
+        client.matmul(a, a)
+    more_flops = counted(url, "tilewire_flops_total") - flops
+    more_seconds = counted(url, "tilewire_kernel_seconds_total") - seconds
+    assert more_flops == 5 * 2 * 2048**3
+    assert more_flops / more_seconds * 1e-12 > 10
     assert 'backend="gpu"' in httpx.get(f"{url}/metrics").text
 
 

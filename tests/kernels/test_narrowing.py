@@ -63,6 +63,5 @@ def test_boxes_smaller_than_their_places_are_told_from_whole_ones(rows, is_whole
     specialization = Specialization("wgmma", "bfloat16", "ieee", "k", "n", "tma", "bfloat16", is_plain=True)
     config = Config("wgmma", rows, 128, 64, num_warps=8, num_stages=5, is_persistent=True, is_swapped=True)
     boxes = box_shapes(specialization, config)
-    names = {"a": "a_desc", "b": "b_desc", "out": "out_desc", "tail": "tail_desc", "out tail": "out_tail_desc"}
-    values = {names[name]: Descriptor((512, 512), (512, 1), box) for name, box in boxes.items()}
+    values = {f"{name}_desc": Descriptor((512, 512), (512, 1), box) for name, box in boxes.items()}
     assert has_whole_boxes(build(specialization, config, KNOWN["nvidia_h200"]), values | {"m": 512}) == is_whole
