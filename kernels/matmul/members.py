@@ -74,6 +74,12 @@ MODEL = Model(
     Term("step", "steps of K that follow one another", 0.05),
     Term("load", "µs at L2's bandwidth for what one multiprocessor loads", 0.25),
     Term("pair", "the same, while more than half of the multiprocessors work: two share a way to L2", 0.1),
+    Term(
+        "contention",
+        "µs at L2's bandwidth of one multiprocessor for boxes, once for each program that loads them",
+        0.005,
+    ),
+    Term("ragged", "µs of `load` where rows of memory end within boxes; 0 for `wgmma`, whose boxes reach on", 0.05),
     Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 0.7),
 )
 

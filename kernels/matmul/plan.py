@@ -52,6 +52,8 @@ class Epilogue:
 
 # Tensors of a launch, in order.
 _TENSORS = ("a", "b", "out", "bias", "a_scale", "b_scale")
+# End of the names of descriptors with rows of whole lines.
+_WHOLE = "_whole"
 
 
 def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, device: torch.device) -> Pipeline:
@@ -77,7 +79,7 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     names = {name: name for name in (*_TENSORS, "count")} | read_from
     names["partial"] = "partial" if is_split else "count"
     names |= {"tail": read_from["a" if config.is_swapped else "b"], "out_tail": "out"}
-    operands = tuple(names[name.removesuffix("_ptr").removesuffix("_desc")] for name in launch.addressed)
+    operands = tuple(names[_operand_of(name)] for name in launch.addressed)
     steps = [Step(launch, operands)]
     if copies:
         first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, device)
@@ -197,6 +199,11 @@ def plan_of(
     return view, problem, config or select(problem, target, is_plain=spec.is_plain)
 
 
+def _operand_of(argument: str) -> str:
+    """The operand or array that a pointer or descriptor argument is for."""
+    return argument.removesuffix("_ptr").removesuffix("_desc").removesuffix(_WHOLE)
+
+
 def _num_scales(scale: torch.Tensor | None) -> str:
     if scale is None:
         return "none"
@@ -283,8 +290,12 @@ def _descriptor_values(view: View, problem: Problem, config: Config, specializat
         "step_b": int(view.b[1] != 0),
     }
     for name, box in box_shapes(specialization, config).items():
-        rows, strides, nbytes = operands[name]
-        values[f"{name}_desc"] = _descriptor(rows, strides, view.batch[1], box, nbytes)
+        rows, strides, nbytes = operands[name.removesuffix(_WHOLE)]
+        geometry = _descriptor(rows, strides, view.batch[1], box, nbytes)
+        if name.endswith(_WHOLE):
+            geometry = geometry.in_whole_lines(nbytes)
+            values["whole_k"] = min(values.get("whole_k", k), geometry.shape[-2])
+        values[f"{name}_desc"] = geometry
     return values
 
 

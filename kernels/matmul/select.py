@@ -38,6 +38,7 @@ from tilewire.kernels.matmul.members import (
     whole_of,
 )
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
+from tilewire.kernels.runtime.layouts import LINE_BYTES
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.cost_model import Amounts, Tile
 from tilewire.kernels.selection.learned import Product, learned_for
@@ -186,6 +187,13 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     is_last_paired = 2 * (programs - (turns - 1) * target.num_sms) > target.num_sms
     paired = (turns - 1 + is_last_paired) / turns
     loaded_us = loaded / target.sm_l2_bytes_per_us
+    # Programs of one column of tiles load the same box of `b` at a time, those of one row the same of `a`.
+    contended = min(rows, target.num_sms) * config.block_n + min(columns, target.num_sms) * config.block_m
+    contended_us = turns * steps * config.block_k * item_bytes * contended / target.sm_l2_bytes_per_us
+    line = LINE_BYTES // item_bytes
+    is_ragged = (problem.b_major == "n" and problem.n % min(line, config.block_n) > 0) or (
+        problem.a_major == "m" and problem.m % min(line, config.block_m) > 0
+    )
     return (
         2.0 if config.is_copied else 1.0,
         copied_bytes / target.bytes_per_us,
@@ -202,6 +210,8 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
         float(waves * steps),
         loaded_us,
         paired * loaded_us,
+        contended_us,
+        loaded_us if is_ragged and config.kernel == "tma" else 0.0,
         moved / target.bytes_per_us,
     )
 

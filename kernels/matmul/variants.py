@@ -115,7 +115,10 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         f"{name}_desc": _boxed(specialization.out_dtype if name.startswith("out") else specialization.dtype, box)
         for name, box in box_shapes(specialization, config).items()
     }
-    absent = {"tail_desc", "out_desc", "out_tail_desc"} - types.keys()
+    optional = ("tail", "out", "out_tail", "a_whole", "b_whole", "tail_whole")
+    absent = {f"{name}_desc" for name in optional} - types.keys()
+    if left == right == "k":
+        absent.add("whole_k")
     constants: dict[str, Any] = dict.fromkeys(absent | {"out_ptr"} if is_boxed else absent)
     if not specialization.is_shared:
         constants |= {"partial_ptr": None, "count_ptr": None}
@@ -180,7 +183,10 @@ def _boxes(specialization: Specialization, m: int, n: int, k: int) -> dict[str, 
 
 
 def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, tuple[int, ...]]:
-    """The blocks of `box_shapes`: a consumer's part of the tile, and `tail`, `out_tail` where the right side has a tail."""
+    """The blocks of `box_shapes`: a consumer's part of the tile, and `tail`, `out_tail` where the right side has a tail.
+
+    `…_whole` are for the second descriptors of operands whose rows do not lie along K.
+    """
     is_swapped = config.is_swapped
     found: dict[str, tuple[int, ...]] = {}
     for length, halves, mark in zip(
@@ -192,7 +198,9 @@ def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, t
         boxes = _boxes(specialization, m, n, config.block_k)
         found |= {"tail": boxes["a" if is_swapped else "b"]} if mark else boxes
         found[f"out_{mark}" if mark else "out"] = (m // halves, n) if is_swapped else (m, n // halves)
-    return found
+    majors = {"a": specialization.a_major, "b": specialization.b_major}
+    majors["tail"] = majors["a" if is_swapped else "b"]
+    return found | {f"{name}_whole": found[name] for name in majors if name in found and majors[name] != "k"}
 
 
 def _assemble(

@@ -12,7 +12,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewire.kernels.runtime.driver import BoundLaunch, Function, LayoutError, load_function
 from tilewire.kernels.runtime.kinds import block_of
+from tilewire.kernels.runtime.layouts import LINE_BYTES
 from tilewire.kernels.runtime.targets import Target, current, is_interpreting
 
 Grid = tuple[int, int, int]
@@ -143,6 +144,22 @@ class Descriptor:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+
+    def in_whole_lines(self, item_bytes: int) -> Descriptor:
+        """Returns the geometry with rows of whole lines, each reaching into the next, so that no row ends within a box.
+
+        The last rows, which would reach out of the tensor, are left out. Where none is left the geometry has one row, as
+        it was, since there are no empty ones.
+
+        Args:
+            item_bytes: Bytes of an element.
+        """
+        *outer, count, length = self.shape
+        row_step = self.strides[-2]
+        line = LINE_BYTES // item_bytes
+        whole = -(-length // line) * line
+        count = ((count - 1) * row_step + length - whole) // row_step + 1
+        return replace(self, shape=(*outer, count, whole) if count > 0 else (*outer, 1, length))
 
 
 def has_whole_boxes(variant: Variant, values: Mapping[str, Any]) -> bool:

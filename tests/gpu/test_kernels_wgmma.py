@@ -136,6 +136,32 @@ def test_batches_are_right(shown, config, shared, generator):
                 check(a, b, out, epilogue, shown.precision, config)
 
 
+def amid_nans(rows, columns, step, dtype, generator):
+    """An operand with NaN between its rows and right behind its last element."""
+    memory = torch.full((rows * step + 256,), float("nan"), dtype=dtype, device="cuda")
+    placed = memory.as_strided((rows, columns), (step, 1))
+    return placed.copy_(random_operand((rows, columns), dtype, generator))
+
+
+@pytest.mark.parametrize(("shown", "config"), named([tile for tile in TILES if tile[0].dtype == "bfloat16"]))
+def test_what_lies_around_operands_is_no_part_of_them(shown, config, generator):
+    launched = 0
+    # Rows that end within a box, a few rows only, one that would reach out at once, and whole lines.
+    for m, n, k in ((136, 40, 264), (72, 200, 72), (1000, 8, 16), (8, 1000, 8), (264, 72, 1), (64, 128, 80)):
+        for a_major, b_major, gap in itertools.product("km", "nk", (0, 24)):
+            problem = replace(shown, m=m, n=n, k=k, a_major=a_major, b_major=b_major)
+            if k == 1 and (a_major, b_major) != ("m", "n"):
+                continue
+            if not is_possible(problem, config, TARGET, is_plain=True):
+                continue
+            a_rows, b_rows = (m, k) if a_major == "k" else (k, m), (k, n) if b_major == "n" else (n, k)
+            a, b = (amid_nans(*rows, rows[1] + gap, torch.bfloat16, generator) for rows in (a_rows, b_rows))
+            out = poisoned((m, n), torch.bfloat16, "cuda")
+            check(a if a_major == "k" else a.mT, b if b_major == "n" else b.mT, out, Epilogue(), "ieee", config)
+            launched += 1
+    assert launched >= 8
+
+
 def padded(rows, columns, dtype, generator):
     """Rows that begin at multiples of 16 bytes, of any length."""
     return random_operand((rows, -(-columns // 16) * 16), dtype, generator)[:, :columns]

@@ -1,6 +1,7 @@
 """Fitting a device's table: what is measured is made by the model itself, so what must be found is known."""
 
 import json
+import math
 import random
 from dataclasses import asdict, replace
 from typing import Any
@@ -132,6 +133,22 @@ def test_binaries_of_a_tile_may_have_other_numbers_of_programs(target, tmp_path)
     assert (entry["occupancy"], entry["occupancies"]) == (3, {"kn vec16": 2})
     tile = tile_of(Config, MODEL, entry, {})
     assert [tile.in_binary(name).occupancy for name in ("mn vec16", "kn vec16", "kk scalar")] == [3, 2, 3]
+
+
+def test_costs_of_a_kept_table_move_little(target, measured):
+    old = table_for(target)["matmul"]["half"]
+    term = "load"
+    wanted = {tile_of(Config, MODEL, each, {}).config: each["costs"][term] for each in old["tiles"]}
+
+    def moved(more):
+        """How far the costs of a term are from the table's, as logarithms: the mean."""
+        tiles = fit(measured, target, lambda _: None, more=more)["matmul"]["half"]["tiles"]
+        fitted = {tile_of(Config, MODEL, each, {}).config: each["costs"][term] for each in tiles}
+        found = [abs(math.log(fitted[config] / cost)) for config, cost in wanted.items() if config in fitted]
+        assert len(found) > 4
+        return sum(found) / len(found)
+
+    assert moved(0) < 0.15 < moved(None)
 
 
 def test_the_cost_of_an_epilogue_is_fitted_by_itself(target, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tilewire.kernels import add, matmul, prepare_add, prepare_matmul, prepare_softmax, softmax
+from tilewire.kernels.runtime.launch import Descriptor
 from tilewire.kernels.runtime.layouts import ROW_BYTES, lay_out, preferred_layout, row_step
 
 
@@ -74,4 +75,27 @@ def test_only_what_the_matrix_unit_needs_is_transposed():
 def test_row_step():
     assert row_step(781, 2) == 832
     assert row_step(300, 2) == 304
+    assert row_step(69, 2) == 80
+    assert row_step(63, 2) == 64
+    assert row_step(20, 2) == 24
     assert row_step(16, 1) == 16
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "step"),
+    [(100, 40, 40), (100, 40, 48), (100, 40, 128), (7, 200, 200), (3, 1000, 1024), (2, 8, 8), (1, 40, 40), (9, 64, 64)],
+)
+def test_rows_of_whole_lines_stay_within_the_tensor(rows, length, step):
+    whole = Descriptor((5, rows, length), (rows * step, step, 1), (1, 16, 64)).in_whole_lines(2)
+    entries, count, reach = whole.shape
+    assert entries == 5
+    assert whole.strides == (rows * step, step, 1)
+    assert (count - 1) * step + reach <= (rows - 1) * step + length
+    if reach % 64:
+        # The first row would reach out already.
+        assert (count, reach) == (1, length)
+        assert -(-length // 64) * 64 > (rows - 1) * step + length
+    else:
+        # One row more would reach out.
+        assert reach - length < 64
+        assert count == rows or count * step + reach > (rows - 1) * step + length

@@ -167,38 +167,48 @@ def load_box(desc, place, entry, row, at, bar, IS_K: gl.constexpr):
 
 
 @gluon.jit
-def load(descs, rings, barriers, sizes, steps, FORM: gl.constexpr, OVERLAP: gl.constexpr):
+def load_step(descs, rings, entries, rows, at, slot, bar, FORM: gl.constexpr):
+    """Start loading the step of K from `at` into `slot`. `entries` and `rows` are those of the left and the right operand."""
+    left_desc, right_desc, tail_desc = descs
+    left_ring, right_ring, tail_ring = rings
+    CONSUMERS: gl.constexpr = FORM.consumers
+    for part in gl.static_range(CONSUMERS):
+        place = left_ring.index(slot * CONSUMERS + part)
+        load_box(left_desc, place, entries[0], rows[0] + part * ROWS, at, bar, FORM.left_is_k)
+    load_box(right_desc, right_ring.index(slot), entries[1], rows[1], at, bar, FORM.right_is_k)
+    if FORM.tail:
+        load_box(tail_desc, tail_ring.index(slot), entries[1], rows[1] + FORM.main, at, bar, FORM.right_is_k)
+
+
+@gluon.jit
+def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.constexpr, OVERLAP: gl.constexpr):
     """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it.
 
     At the end it lets the next kernel be brought up. `steps` are 1, or 0 where all products have the same left or right
-    operand.
+    operand. Steps of K up to `whole_k` are loaded through `whole_descs`.
     """
     left_desc, right_desc, tail_desc = descs
-    left_ring, right_ring, tail_ring = rings
     filled, emptied = barriers
-    CONSUMERS: gl.constexpr = FORM.consumers
     RIGHT_BYTES: gl.constexpr = right_desc.block_type.nbytes // FORM.main * FORM.columns
     TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes // FORM.tail * FORM.tail_columns if FORM.tail else 0
-    NUM_BYTES: gl.constexpr = CONSUMERS * left_desc.block_type.nbytes + RIGHT_BYTES + TAIL_BYTES
+    NUM_BYTES: gl.constexpr = FORM.consumers * left_desc.block_type.nbytes + RIGHT_BYTES + TAIL_BYTES
     slot = 0
     phase = 1
     first_step, end_step = steps_of(sizes[2], FORM)
     for tile in range(gl.program_id(0), count_tiles(sizes, FORM), gl.num_programs(0)):
         entry, left, right = find_tile(tile, sizes, FORM)
-        left_entry = entry * steps[0]
-        right_entry = entry * steps[1]
+        entries = (entry * steps[0], entry * steps[1])
         for step in range(first_step, end_step):
             at = step * FORM.block_k
             mbarrier.wait(emptied.index(slot), phase)
             bar = filled.index(slot)
             mbarrier.expect(bar, NUM_BYTES)
-            for part in gl.static_range(CONSUMERS):
-                place = left_ring.index(slot * CONSUMERS + part)
-                load_box(left_desc, place, left_entry, left + part * ROWS, at, bar, FORM.left_is_k)
-            load_box(right_desc, right_ring.index(slot), right_entry, right, at, bar, FORM.right_is_k)
-            if FORM.tail:
-                place = tail_ring.index(slot)
-                load_box(tail_desc, place, right_entry, right + FORM.main, at, bar, FORM.right_is_k)
+            if FORM.left_is_k and FORM.right_is_k:
+                load_step(descs, rings, entries, (left, right), at, slot, bar, FORM)
+            elif at + FORM.block_k <= whole_k:
+                load_step(whole_descs, rings, entries, (left, right), at, slot, bar, FORM)
+            else:
+                load_step(descs, rings, entries, (left, right), at, slot, bar, FORM)
             slot, phase = next_slot(slot, phase, FORM)
     # The next kernel finds no room before, and was up to 6 % slower where it was brought up earlier.
     bring_up_next(OVERLAP)
@@ -471,6 +481,9 @@ def matmul_wgmma_kernel(
     out_desc,
     tail_desc,
     out_tail_desc,
+    a_whole_desc,
+    b_whole_desc,
+    tail_whole_desc,
     out_ptr,
     bias_ptr,
     a_scale_ptr,
@@ -483,6 +496,7 @@ def matmul_wgmma_kernel(
     batch,
     step_a,
     step_b,
+    whole_k,
     stride_om,
     stride_on,
     bias_kind,
@@ -499,15 +513,24 @@ def matmul_wgmma_kernel(
     into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
     operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
     without one. Where rows of the output begin anywhere, it has `out_ptr` instead of descriptors, and strides in
-    elements. Reads past the end give zero. Other arguments are those of `matmul_tma_kernel`.
+    elements. Reads past the end give zero.
+
+    A box takes longer to load where rows end in it. So operands whose rows do not lie along K have a second descriptor,
+    `…_whole_desc`: its rows are whole lines long, and reach into the next. The last rows, which would reach out of the
+    operand, are not part of it. It describes those before `whole_k`. What is read too much meets columns that are not
+    stored. Other arguments are those of `matmul_tma_kernel`.
     """
     if FORM.is_swapped:
         left_desc = b_desc
         right_desc = a_desc
+        left_whole_desc = b_whole_desc
+        right_whole_desc = a_whole_desc
         steps = (step_b, step_a)
     else:
         left_desc = a_desc
         right_desc = b_desc
+        left_whole_desc = a_whole_desc
+        right_whole_desc = b_whole_desc
         steps = (step_a, step_b)
     left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
     right_ring = allocate_boxes(right_desc, FORM.stages)
@@ -517,6 +540,12 @@ def matmul_wgmma_kernel(
     else:
         tail_desc = right_desc
         out_tail_desc = out_desc
+    if FORM.left_is_k:
+        left_whole_desc = left_desc
+    if FORM.right_is_k:
+        right_whole_desc = right_desc
+    if FORM.right_is_k or not FORM.tail:
+        tail_whole_desc = tail_desc
     places = right_ring
     tail_places = right_ring
     if FORM.stores_boxes:
@@ -536,6 +565,7 @@ def matmul_wgmma_kernel(
         mbarrier.init(emptied.index(stage), count=FORM.consumers)
     wait_for_previous(OVERLAP)
     descs = (left_desc, right_desc, tail_desc)
+    whole_descs = (left_whole_desc, right_whole_desc, tail_whole_desc)
     out_descs = (out_desc, out_tail_desc)
     places = (places, tail_places)
     rings = (left_ring, right_ring, tail_ring)
@@ -548,7 +578,7 @@ def matmul_wgmma_kernel(
         gl.warp_specialize(
             [
                 (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
-                (load, (descs, rings, barriers, sizes, steps, FORM, OVERLAP)),
+                (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -558,7 +588,7 @@ def matmul_wgmma_kernel(
             [
                 (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
                 (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
-                (load, (descs, rings, barriers, sizes, steps, FORM, OVERLAP)),
+                (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 1],
             [FORM.registers, LOADER_REGISTERS],
@@ -569,7 +599,7 @@ def matmul_wgmma_kernel(
                 (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
                 (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
                 (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 2, FORM)),
-                (load, (descs, rings, barriers, sizes, steps, FORM, OVERLAP)),
+                (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 4, 1],
             [FORM.registers, FORM.registers, LOADER_REGISTERS],
