@@ -289,13 +289,16 @@ def _descriptor_values(view: View, problem: Problem, config: Config, specializat
         "step_a": int(view.a[1] != 0),
         "step_b": int(view.b[1] != 0),
     }
+    wholes = {}
     for name, box in box_shapes(specialization, config).items():
         rows, strides, nbytes = operands[name.removesuffix(_WHOLE)]
-        geometry = _descriptor(rows, strides, view.batch[1], box, nbytes)
+        geometry = values[f"{name}_desc"] = _descriptor(rows, strides, view.batch[1], box, nbytes)
         if name.endswith(_WHOLE):
-            geometry = geometry.in_whole_lines(nbytes)
-            values["whole_k"] = min(values.get("whole_k", k), geometry.shape[-2])
-        values[f"{name}_desc"] = geometry
+            wholes[f"{name}_desc"] = geometry.in_whole_lines(nbytes)
+    # Nothing is gained where all rows are whole lines anyway.
+    is_read = any(geometry != values[name] for name, geometry in wholes.items())
+    values |= {name: replace(geometry, is_read=is_read) for name, geometry in wholes.items()}
+    values["whole_k"] = min((geometry.shape[-2] for geometry in wholes.values()), default=0) if is_read else 0
     return values
 
 

@@ -164,7 +164,7 @@ class BoundLaunch:
         metadata: Triton's, of the compiled kernel.
         function: the same kernel, loaded.
         signature: (name, type) of the arguments, constants left out.
-        values: scalars by name, and an object with `shape`, `strides` and `block` for each descriptor.
+        values: scalars by name, and an object with `shape`, `strides`, `block` and `is_read` for each descriptor.
         grid: programs along the three axes.
 
     Raises:
@@ -250,7 +250,8 @@ class _TensorMap:
 
     def point_to(self, address: int) -> None:
         """Make the descriptor describe the tensor at `address`."""
-        if address == self._address:
+        # Changing an address takes half a microsecond.
+        if address == self._address or (self._address and not self._geometry.is_read):
             return
         if self._address:
             _check(self._replace(self._place, ctypes.c_void_p(address)))

@@ -139,11 +139,13 @@ class Descriptor:
         shape: extents in elements, outermost first.
         strides: in elements; the last is 1.
         block: the box that one load or store moves; of rows, fewer than the binary has room for where the launch wants so.
+        is_read: whether the launch reads it; else it need not follow the tensor to other addresses.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+    is_read: bool = True
 
     def in_whole_lines(self, item_bytes: int) -> Descriptor:
         """Returns the geometry with rows of whole lines, each reaching into the next, so that no row ends within a box.

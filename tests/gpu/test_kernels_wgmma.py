@@ -155,9 +155,13 @@ def test_what_lies_around_operands_is_no_part_of_them(shown, config, generator):
             if not is_possible(problem, config, TARGET, is_plain=True):
                 continue
             a_rows, b_rows = (m, k) if a_major == "k" else (k, m), (k, n) if b_major == "n" else (n, k)
-            a, b = (amid_nans(*rows, rows[1] + gap, torch.bfloat16, generator) for rows in (a_rows, b_rows))
-            out = poisoned((m, n), torch.bfloat16, "cuda")
-            check(a if a_major == "k" else a.mT, b if b_major == "n" else b.mT, out, Epilogue(), "ieee", config)
+            kept = []
+            # The second time by the same launch, with operands elsewhere.
+            for _ in range(2):
+                a, b = (amid_nans(*rows, rows[1] + gap, torch.bfloat16, generator) for rows in (a_rows, b_rows))
+                out = poisoned((m, n), torch.bfloat16, "cuda")
+                check(a if a_major == "k" else a.mT, b if b_major == "n" else b.mT, out, Epilogue(), "ieee", config)
+                kept += [a, b, out]
             launched += 1
     assert launched >= 8
 
