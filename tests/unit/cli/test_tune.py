@@ -48,7 +48,10 @@ def test_what_cannot_be_done_is_said(arguments: list[str], status: int, message:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["matmul", "504x1832x4832", "--dtype", "bfloat16"], ["tma", "cuda_90_132", "µs", "next"]),
+        (
+            ["matmul", "504x1832x4832", "--dtype", "bfloat16"],
+            ["bfloat16 504x1832x4832 by table cuda_90_132: wgmma", "µs", "next"],
+        ),
         (["matmul", "64x4096x4096", "--dtype", "float8_e4m3fn", "--precision", "fast"], ["float8_e4m3fn", "µs"]),
         (["softmax", "65536x33", "--dtype", "float32"], ["row", "cuda_90_132", "µs", "elements"]),
     ],
