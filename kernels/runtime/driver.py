@@ -250,7 +250,7 @@ class _TensorMap:
 
     def point_to(self, address: int) -> None:
         """Make the descriptor describe the tensor at `address`."""
-        # Changing an address takes half a microsecond.
+        # Changing an address takes up to a microsecond.
         if address == self._address or (self._address and not self._geometry.is_read):
             return
         if self._address:

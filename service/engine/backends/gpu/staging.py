@@ -1,6 +1,6 @@
 """Operands of a batch from their slots to the device, and results back: one launch each way, or DMA copies for large operands.
 
-Owns the choice between the copy engine and the copying kernel, and the padding of rows to 16 bytes. The padding lets
+Owns the choice between the copy engine and the copying kernel, and the padding of rows (`row_step`). The padding lets
 unaligned products take the fast kernels. The caller sets the current stream. Runs in the engine's loop thread.
 """
 
@@ -60,7 +60,7 @@ class Staging:
             can_pad: The op gains from rows that begin on 16 bytes.
 
         Returns:
-            The wholes; their rows are padded to 16 bytes where that changes anything.
+            The wholes; their rows are padded where they would not begin on 16 bytes.
         """
         pieces = [piece for sources, _ in operands for piece in sources]
         must_pad = can_pad and any(_must_pad(shape, TORCH_DTYPES[one[0].type.dtype]) for one, shape in operands)
