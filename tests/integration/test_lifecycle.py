@@ -175,6 +175,17 @@ def test_sigint_stops_too(start_server: StartServer) -> None:
     assert server.stop() == 0
 
 
+@pytest.mark.slow
+def test_an_engine_that_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
+    server = LiveServer(tmp_path / "log", *PLAIN)
+    (engine,) = server.engines()
+    os.kill(engine, signal.SIGSTOP)
+    assert server.stop() == 1
+    (line,) = (line for line in server.log.read_text().splitlines() if "a process does not end" in line)
+    assert "name=engine-0" in line
+    assert "timeout_s=5.0" in line
+
+
 def test_nothing_is_left_of_a_killed_server_and_it_can_be_started_again_at_once(tmp_path: Path) -> None:
     """Even while a client of the old one has sent half a body, which would have a drain's time-out to come."""
     flags = ("--gateways", "2", "--arena-bytes", "16MiB")
