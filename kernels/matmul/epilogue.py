@@ -4,6 +4,8 @@
 Their bodies are Triton's language, so mypy leaves them out, as it does the `kernel.py` files.
 """
 
+import struct
+
 import triton
 import triton.language as tl
 
@@ -14,58 +16,82 @@ RELU = tl.constexpr(1)
 LEAKY_RELU = tl.constexpr(2)
 GELU = tl.constexpr(3)
 SILU = tl.constexpr(4)
+SIGMOID = tl.constexpr(5)
 TANH = tl.constexpr(6)
 # -log₂ e, which makes powers of e powers of 2.
 _POWER = tl.constexpr(-1.4426950408889634)
 # The tanh form of gelu is x σ(1.5957… (x + 0.044715 x³)): the factors of x and x³, times -log₂ e.
 _GELU_1 = tl.constexpr(-2.302208198144325)
 _GELU_3 = tl.constexpr(-0.1029432395800235)
+# The odd Taylor polynomial of tanh, to x^9, and the square of x below which it is used.
+_TANH_3 = tl.constexpr(-1 / 3)
+_TANH_5 = tl.constexpr(2 / 15)
+_TANH_7 = tl.constexpr(-17 / 315)
+_TANH_9 = tl.constexpr(62 / 2835)
+_NEAR = tl.constexpr(0.0625)
+_SLOPE = tl.constexpr(0.01)
+# Most elements of a thread that one text in PTX activates.
+_MOST_TOGETHER = tl.constexpr(64)
 
 
 @triton.jit
-def optimization_barrier(x, IN_PTX: tl.constexpr):
-    """Returns float32 `x`; LLVM does not look through it, and ptxas takes it away.
-
-    LLVM's vectorizer of straight code follows each element of a tile back through every branch. Its time grows faster than
-    the number of branches: without a barrier between sums of splits and activations it takes most of LLVM's time.
-    """
-    if IN_PTX:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return x
-
-
-@triton.jit
-def over_one_plus(x, power, IN_PTX: tl.constexpr):
+def over_one_plus(x, power):
     """Returns x / (1 + 2^power), to float32 accuracy."""
-    if IN_PTX:
-        # One instruction inverts, where a quotient takes eight. Its error is one unit; it rounds results below 2^-126 to 0.
-        # Named together, the three cost a compiler less than one by one: each tile has hundreds.
-        inverse = tl.inline_asm_elementwise(
-            "ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0;",
-            "=f,f",
-            [power],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=1,
-        )
-        result = x * inverse
-    else:
-        root = tl.rsqrt(1.0 + tl.exp2(power))
-        result = x * root * root
-    return result
+    root = tl.rsqrt(1.0 + tl.exp2(power))
+    return x * root * root
 
 
 @triton.jit
-def tanh(x, IN_PTX: tl.constexpr):
+def tanh(x):
     """Hyperbolic tangent to float32 accuracy.
 
-    Away from zero 2 σ(2x) - 1; near zero, where that cancels, the odd Taylor polynomial to x^9.
+    Away from zero 2 σ(2x) - 1; near zero, where that cancels, a polynomial.
     """
     square = x * x
-    series = -0.05396825396825397 + square * 0.021869488536155203
-    series = 0.13333333333333333 + square * series
-    series = -0.3333333333333333 + square * series
-    return tl.where(square < 0.0625, x + x * square * series, over_one_plus(2.0, x * (2.0 * _POWER), IN_PTX) - 1.0)
+    series = square * _TANH_9 + _TANH_7
+    series = square * series + _TANH_5
+    series = square * series + _TANH_3
+    return tl.where(square < _NEAR, x + x * square * series, over_one_plus(2.0, x * (2.0 * _POWER)) - 1.0)
+
+
+def _hex(value):
+    """A float32 constant in PTX."""
+    return "0f" + struct.pack(">f", value).hex().upper()
+
+
+# 1 / (1 + 2^s) in place of s. One instruction inverts, where a quotient takes eight. The two special ones err by one unit
+# each, and round results below 2^-126 to 0.
+_SIGMA = f"ex2.approx.ftz.f32 s, s; add.f32 s, s, {_hex(1.0)}; rcp.approx.ftz.f32 s, s;"
+_GELU_POWER = f"mul.f32 s, @, @; fma.rn.f32 s, s, {_hex(_GELU_3.value)}, {_hex(_GELU_1.value)}; mul.f32 s, s, @;"
+_FAR_TANH = f"mul.f32 s, @, {_hex(2 * _POWER.value)}; {_SIGMA} fma.rn.f32 s, s, {_hex(2.0)}, {_hex(-1.0)};"
+_SERIES = " ".join(f"fma.rn.f32 t, q, t, {_hex(factor.value)};" for factor in (_TANH_7, _TANH_5, _TANH_3))
+_NEAR_TANH = f"mul.f32 q, @, @; mov.f32 t, {_hex(_TANH_9.value)}; {_SERIES} mul.f32 t, t, q; fma.rn.f32 t, t, @, @;"
+# What `activate` does to an element @, by number of the activation; registers s, q and t and the predicate p are free.
+_IN_PTX = tl.constexpr(
+    (
+        (RELU.value, f"max.NaN.f32 @, @, {_hex(0.0)};"),
+        (LEAKY_RELU.value, f"mul.f32 s, @, {_hex(_SLOPE.value)}; max.NaN.f32 @, @, s;"),
+        (GELU.value, f"{_GELU_POWER} {_SIGMA} mul.f32 @, @, s;"),
+        (SILU.value, f"mul.f32 s, @, {_hex(_POWER.value)}; {_SIGMA} mul.f32 @, @, s;"),
+        (SIGMOID.value, f"mul.f32 s, @, {_hex(_POWER.value)}; {_SIGMA} mov.f32 @, s;"),
+        (TANH.value, f"{_FAR_TANH} {_NEAR_TANH} setp.lt.f32 p, q, {_hex(_NEAR.value)}; selp.f32 @, t, s, p;"),
+    )
+)
+
+
+@triton.constexpr_function
+def ptx_of_activations(count):
+    """PTX that activates `count` elements of a thread in place, and its constraints.
+
+    Its operands are the elements and as many copies of the activation's number. The branches are in it: LLVM would
+    follow each element through each of them, and its time grows faster than their number.
+    """
+    parts = [f"setp.eq.s32 p, ${2 * count}, {number}; @p bra.uni A{number};" for number, _ in _IN_PTX]
+    parts += ["bra.uni END;"]
+    for number, text in _IN_PTX:
+        parts += [f"A{number}:", *(text.replace("@", f"${element}") for element in range(count)), "bra.uni END;"]
+    text = "{ .reg .f32 s, q, t; .reg .pred p; " + " ".join(parts) + " END: }"
+    return text, ",".join(["=f"] * count + [str(element) for element in range(count)] + ["r"] * count)
 
 
 @triton.jit
@@ -74,18 +100,22 @@ def activate(x, activation, IN_PTX: tl.constexpr):
 
     Each has code of its own: matrix units wait meanwhile, some 0.7 % of a product of 4096³ for each instruction.
     """
-    if activation == RELU:
+    if IN_PTX:
+        COUNT: tl.constexpr = min(_MOST_TOGETHER, x.numel)
+        PTX: tl.constexpr = ptx_of_activations(COUNT)
+        x = tl.inline_asm_elementwise(PTX[0], PTX[1], [x, activation], dtype=tl.float32, is_pure=True, pack=COUNT)
+    elif activation == RELU:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif activation == LEAKY_RELU:
-        x = tl.maximum(x, 0.01 * x, propagate_nan=tl.PropagateNan.ALL)
+        x = tl.maximum(x, x * _SLOPE, propagate_nan=tl.PropagateNan.ALL)
     elif activation == GELU:
-        x = over_one_plus(x, x * (_GELU_1 + _GELU_3 * (x * x)), IN_PTX)
+        x = over_one_plus(x, x * (_GELU_1 + _GELU_3 * (x * x)))
     elif activation == SILU:
-        x = over_one_plus(x, x * _POWER, IN_PTX)
+        x = over_one_plus(x, x * _POWER)
     elif activation == TANH:
-        x = tanh(x, IN_PTX)
-    else:
-        x = over_one_plus(1.0, x * _POWER, IN_PTX)
+        x = tanh(x)
+    elif activation == SIGMOID:
+        x = over_one_plus(1.0, x * _POWER)
     return x
 
 
@@ -106,7 +136,6 @@ def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX: tl.constexpr):
         acc = acc * tl.load(b_scale_ptr + offs_n * b_scale_step, mask=offs_n < n, other=0.0)[None, :]
     if bias_kind > 0:
         acc = acc + load_floats(bias_ptr, bias_kind, offs_n, offs_n < n)[None, :]
-    acc = optimization_barrier(acc, IN_PTX)
     if activation > 0:
         acc = activate(acc, activation, IN_PTX)
     return acc

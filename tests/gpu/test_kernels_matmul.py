@@ -1,5 +1,7 @@
 """matmul on a GPU, against the fp64 oracle and against the vendor library's own error."""
 
+import math
+
 import pytest
 import torch
 
@@ -99,6 +101,24 @@ def test_epilogues(activation, shape, dtype, generator):
         "activation": activation,
     }
     check(matmul(a, b, **extras), a, b, **extras)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(300, 264, 512), (16, 4096, 4096), (37, 29, 65), (2, 256, 64)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=name_of)
+def test_activations_of_extreme_numbers(activation, shape, dtype):
+    m, n, k = shape
+    a, b = torch.zeros((m, k), dtype=dtype, device="cuda"), torch.zeros((k, n), dtype=dtype, device="cuda")
+    extremes = torch.tensor(
+        [0.0, -0.0, 1e-30, 1e-3, 0.249, 0.251, 1.0, 9.0, 80.0, 100.0, 1e20, 3e38, math.inf, math.nan]
+    )
+    bias = torch.cat((extremes, -extremes)).repeat(n)[:n].cuda()
+    out = matmul(a, b, bias=bias, activation=activation)
+    expected = matmul_reference(a, b, bias=bias, activation=activation)
+    # Exponents of 100 have an error of a few units of their last bit. Sigmoids below the least normal number become zero; the
+    # reference's gelu is a difference, which loses all digits sooner.
+    rtol, atol = 2**-8 if dtype == torch.bfloat16 else 2e-5, 1e-14 if activation == "gelu" else 1e-34
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8], ids=name_of)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
-from tilewire.kernels.matmul.epilogue import activate, optimization_barrier
+from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
 from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
@@ -266,7 +266,6 @@ def finish(part, vectors, epilogue):
         part = part * gl.convert_layout(b_scale, OF_COLUMNS)[None, :]
     if bias_kind > 0:
         part = part + gl.convert_layout(floats_of_bits(bias_kind, bias), OF_COLUMNS)[None, :]
-    part = optimization_barrier(part, True)
     if activation > 0:
         part = activate(part, activation, True)
     return part
