@@ -29,6 +29,7 @@ _TANH_5 = tl.constexpr(2 / 15)
 _TANH_7 = tl.constexpr(-17 / 315)
 _TANH_9 = tl.constexpr(62 / 2835)
 _NEAR = tl.constexpr(0.0625)
+# Of leaky relu, below zero.
 _SLOPE = tl.constexpr(0.01)
 # Most elements of a thread that one text in PTX activates.
 _MOST_TOGETHER = tl.constexpr(64)
@@ -62,6 +63,7 @@ def _hex(value):
 # 1 / (1 + 2^s) in place of s. One instruction inverts, where a quotient takes eight. The two special ones err by one unit
 # each, and round results below 2^-126 to 0.
 _SIGMA = f"ex2.approx.ftz.f32 s, s; add.f32 s, s, {_hex(1.0)}; rcp.approx.ftz.f32 s, s;"
+_SIGMOID = f"mul.f32 s, @, {_hex(_POWER.value)}; {_SIGMA}"
 _GELU_POWER = f"mul.f32 s, @, @; fma.rn.f32 s, s, {_hex(_GELU_3.value)}, {_hex(_GELU_1.value)}; mul.f32 s, s, @;"
 _FAR_TANH = f"mul.f32 s, @, {_hex(2 * _POWER.value)}; {_SIGMA} fma.rn.f32 s, s, {_hex(2.0)}, {_hex(-1.0)};"
 _SERIES = " ".join(f"fma.rn.f32 t, q, t, {_hex(factor.value)};" for factor in (_TANH_7, _TANH_5, _TANH_3))
@@ -72,8 +74,8 @@ _IN_PTX = tl.constexpr(
         (RELU.value, f"max.NaN.f32 @, @, {_hex(0.0)};"),
         (LEAKY_RELU.value, f"mul.f32 s, @, {_hex(_SLOPE.value)}; max.NaN.f32 @, @, s;"),
         (GELU.value, f"{_GELU_POWER} {_SIGMA} mul.f32 @, @, s;"),
-        (SILU.value, f"mul.f32 s, @, {_hex(_POWER.value)}; {_SIGMA} mul.f32 @, @, s;"),
-        (SIGMOID.value, f"mul.f32 s, @, {_hex(_POWER.value)}; {_SIGMA} mov.f32 @, s;"),
+        (SILU.value, f"{_SIGMOID} mul.f32 @, @, s;"),
+        (SIGMOID.value, f"{_SIGMOID} mov.f32 @, s;"),
         (TANH.value, f"{_FAR_TANH} {_NEAR_TANH} setp.lt.f32 p, q, {_hex(_NEAR.value)}; selp.f32 @, t, s, p;"),
     )
 )
