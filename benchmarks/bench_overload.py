@@ -5,6 +5,9 @@
 Two keys share a service on the CPU. First the flood alone, in a closed loop: its peak. Then requests of the flood come at four
 times that rate, answered or not, while the quiet key sends one at a time. Every answer of status 200 is checked. The service
 has all cores but one, the client has the last one. A latency counts from the moment at which a request was due.
+
+The peak is measured again behind the flood. Where both differ by more than a quarter, something else had the cores at one of
+the two times, and the flood was not at four times the peak: all is measured anew, five times at most.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ from tilewire.service.keys import digest_of, make_key
 WEIGHT = "weight"
 # More connections than a gateway admits requests, so that it has some to refuse.
 MAX_IN_FLIGHT = 64
+# Greatest ratio of the peaks before and behind the flood, and the number of times that all is measured for that.
+STEADY, ROUNDS = 1.25, 5
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)", re.IGNORECASE)
 
 
@@ -249,6 +254,12 @@ def request_of(key: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
+async def peak_of(flood: Sender, seconds: float) -> Seen:
+    """Measures a closed loop of few connections and one of more, and returns the faster one."""
+    seen = [await flood.closed_loop(connections, seconds / 2) for connections in (8, 32)]
+    return max(seen, key=lambda one: one.per_s)
+
+
 async def measure(port: int, keys: Sequence[str], work: Work, seconds: float, factor: float) -> dict[str, Any]:
     """Runs both loads.
 
@@ -260,7 +271,8 @@ async def measure(port: int, keys: Sequence[str], work: Work, seconds: float, fa
         factor: Rate of the flood in peaks.
 
     Returns:
-        Figures of the peak, the flood, and the quiet key alone and beside it.
+        Figures of the peak before and behind the flood, of the flood, and of the quiet key alone and beside it. `goodput` is a
+        share of the mean of both peaks, `rounds` the number of times that all was measured.
     """
     file = io.BytesIO()
     np.save(file, np.ones((work.rows, work.inner), np.float32))
@@ -268,17 +280,24 @@ async def measure(port: int, keys: Sequence[str], work: Work, seconds: float, fa
     flood, quiet = (Sender(port, request_of(key, file.getvalue()), product) for key in keys)
     try:
         await flood.closed_loop(8, 1.0)
-        peaks = [await flood.closed_loop(connections, seconds / 2) for connections in (8, 32)]
-        peak = max(peaks, key=lambda seen: seen.per_s)
-        alone = await quiet.closed_loop(1, seconds / 2, 0.02)
-        beside = asyncio.ensure_future(quiet.closed_loop(1, seconds, 0.02))
-        flooded = await flood.open_loop(factor * peak.per_s, 4 * MAX_IN_FLIGHT, seconds)
+        rounds, is_steady = 0, False
+        while not is_steady and rounds < ROUNDS:
+            rounds += 1
+            peak = await peak_of(flood, seconds)
+            alone = await quiet.closed_loop(1, seconds / 2, 0.02)
+            beside = asyncio.ensure_future(quiet.closed_loop(1, seconds, 0.02))
+            flooded = await flood.open_loop(factor * peak.per_s, 4 * MAX_IN_FLIGHT, seconds)
+            quiet_beside = await beside
+            peak_behind = await peak_of(flood, seconds)
+            is_steady = 1 / STEADY <= peak_behind.per_s / peak.per_s <= STEADY
         return {
+            "rounds": rounds,
             "peak": peak.shown(),
+            "peak_behind": peak_behind.shown(),
             "flood": flooded.shown(),
-            "goodput": round((flooded.per_s + (await beside).per_s) / peak.per_s, 3),
+            "goodput": round(2 * (flooded.per_s + quiet_beside.per_s) / (peak.per_s + peak_behind.per_s), 3),
             "quiet_alone": alone.shown(),
-            "quiet": (await beside).shown(),
+            "quiet": quiet_beside.shown(),
         }
     finally:
         flood.close()
@@ -338,7 +357,7 @@ def run(argv: Sequence[str]) -> int:
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         (given.out / "overload.json").write_text(json.dumps(report, indent=1) + "\n")
-    wrong = sum(figures[name]["wrong"] for name in ("peak", "flood", "quiet_alone", "quiet"))
+    wrong = sum(figures[name]["wrong"] for name in ("peak", "peak_behind", "flood", "quiet_alone", "quiet"))
     return 1 if wrong or set(figures["quiet"]["statuses"]) != {"200"} else 0
 
 
