@@ -94,7 +94,7 @@ class Client:
     Attributes:
         name: Name for the log.
         send: Sends it a message, with the others of this turn; for the loop thread.
-        mapped: The segment as the backend sees it; None before attach and after detach.
+        mapped: The segment as the backend sees it; None until it is mapped, and when it is no longer.
         waiting: Queued jobs by id.
         plans: Job plans by number of their template.
         num_launched: Number of its jobs on the device.

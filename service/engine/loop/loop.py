@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tilewire.service.engine.backends.contract import Backend, CannotStart, DeviceLost
+from tilewire.service.engine.loop.arenas import Arenas
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import (
@@ -100,6 +101,7 @@ class EngineLoop:
         self._store = store
         self._regions = store.regions
         self._bindings = Bindings(store.residents)
+        self._arenas = Arenas(backend, mailbox, self._welcome)
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._poll_ns = poll_ns
@@ -147,6 +149,7 @@ class EngineLoop:
         try:
             self._warm_up()
         except Interrupted:
+            self._arenas.close()
             self._mailbox.close()
             return
         while True:
@@ -162,6 +165,7 @@ class EngineLoop:
                 self._tune()
             if self._is_stopping and not len(self._scheduler) and not self._launched:
                 self._store.close()
+                self._arenas.close()
                 self._mailbox.close()
                 self._metrics.flush()
                 return
@@ -169,7 +173,7 @@ class EngineLoop:
     def _warm_up(self) -> None:
         events: list[Event] = []
         if self._prepare is not None:
-            clients = WarmupClients(self._mailbox, self._backend.identity.device, self._map)
+            clients = WarmupClients(self._mailbox, self._backend.identity.device, self._arenas.map)
             self._prepare(clients.report)
             clients.close()
             events = clients.events
@@ -235,7 +239,7 @@ class EngineLoop:
                 for message in messages:
                     self._answer_errors(client, message)
             case Attached(client):
-                self._attach(client)
+                self._arenas.map(client)
             case Lost(client):
                 client.is_gone = True
                 for waiting in list(client.waiting.values()):
@@ -251,12 +255,11 @@ class EngineLoop:
             case Stop():
                 self._is_stopping = True
 
-    def _map(self, client: Client) -> None:
-        client.mapped = self._backend.attach(client.segment)
-
-    def _attach(self, client: Client) -> None:
-        if client.mapped is None:
-            self._map(client)
+    def _welcome(self, client: Client) -> None:
+        """Lets a gateway whose arena is mapped send jobs."""
+        if client.is_gone:
+            self._arenas.unmap(client)
+            return
         identity = self._backend.identity
         client.send(
             Welcome(
@@ -274,11 +277,9 @@ class EngineLoop:
         logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)
 
     def _detach_if_done(self, client: Client) -> None:
+        # One that is still being mapped is unmapped behind that.
         if client.is_gone and client.mapped is not None and not client.num_launched:
-            self._backend.detach(client.mapped)
-            client.mapped = None
-            client.segment.close()
-            logger.info("%s detached", client.name)
+            self._arenas.unmap(client)
 
     def _answer_errors(self, client: Client, message: ToEngine) -> None:
         if client.is_gone:

@@ -3,7 +3,7 @@
 residents → kernels compiled, loaded, run → every op once from slot to slot, against a known answer
 
 Owns the order and the checks. Runs before the loop, in the loop thread, which has the device. Gateways that connect
-meanwhile receive its progress. Their arenas are mapped at once, and attached when it is over.
+meanwhile receive its progress. Their arenas are mapped at once, and they are welcomed when it is over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -46,11 +45,10 @@ class WarmupClients:
     Args:
         mailbox: Source of the gateways.
         device: Device of the engine.
-        on_arrival: Called with each gateway, by another thread: to map its arena. Pinning gigabytes takes as long as
-            the kernels do, and goes on beside them.
+        on_arrival: Called with each gateway: to begin to map its arena, which takes as long as the kernels do.
 
     Attributes:
-        events: Events that came meanwhile, in order, to be handled when it is over.
+        events: All other events that came meanwhile, in order, to be handled when it is over.
     """
 
     def __init__(self, mailbox: Mailbox, device: str, on_arrival: Callable[[Client], None]) -> None:
@@ -58,8 +56,6 @@ class WarmupClients:
         self._on_arrival = on_arrival
         self._device = device
         self._clients: list[Client] = []
-        self._mapping = ThreadPoolExecutor(1, thread_name_prefix="warmup-clients")
-        self._arrivals: list[Future[None]] = []
         self._stage = ""
         self._began_s = self._reported_s = self._logged_s = 0.0
         self.events: list[Event] = []
@@ -80,33 +76,31 @@ class WarmupClients:
             for client in self._clients:
                 client.send(Warming(self._device, stage, done, total))
         self._mailbox.flush()
-        self._arrivals += [self._mapping.submit(self._on_arrival, client) for client in arrived]
+        for client in arrived:
+            self._on_arrival(client)
         if now_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now_s
             logger.info("warming up: %s %d of %d", stage, done, total)
 
     def close(self) -> None:
-        """Ends the last stage, and returns when every arena is mapped; what failed with one is raised."""
+        """Ends the last stage."""
         self._end_stage(time.monotonic())
         self._stage = ""
-        with self._mapping:
-            for arrival in self._arrivals:
-                arrival.result()
 
     def _end_stage(self, now_s: float) -> None:
         if self._stage:
             logger.info("warmed up: %s in %.2f s", self._stage, now_s - self._began_s)
 
     def _take(self) -> list[Client]:
-        """Takes what has come; the gateways among it that are still there."""
+        """Takes what has come; returns the gateways among it."""
         events = self._mailbox.take(0)
-        self.events += events
+        self.events += [event for event in events if not isinstance(event, Attached)]
         if any(isinstance(event, Stop) for event in events):
             raise Interrupted
         arrived = [event.client for event in events if isinstance(event, Attached)]
         gone = {id(event.client) for event in events if isinstance(event, Lost)}
         self._clients = [client for client in (*self._clients, *arrived) if id(client) not in gone]
-        return [client for client in arrived if id(client) not in gone]
+        return arrived
 
 
 def check_ops(backend: Backend, report: Report) -> None:

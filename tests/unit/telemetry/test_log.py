@@ -3,44 +3,31 @@
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 
+from tests.support.engine_loop import GatewayEnd, engine_of
 from tests.support.jobs import template_of
-from tests.support.local_totals import LocalTotals
 from tilewire.service.config.process import LogSettings
 from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import ids_of
-from tilewire.service.engine.loop.loop import EngineLoop
-from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies
-from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import (
     Cancel,
     Done,
     Failed,
-    FrameDecoder,
     Hello,
     Job,
     ListTensors,
-    ToGateway,
     Welcome,
-    encode_frame,
 )
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.softmax import SoftmaxOptions
-from tilewire.service.supervisor.vault import VaultWriter
 from tilewire.service.telemetry import log
 
-SEGMENT_BYTES = 2**16
 KIND = TensorType("float32", (2, 4))
 
 
@@ -74,45 +61,19 @@ def test_the_console_obeys_no_client(capsys: pytest.CaptureFixture[str]) -> None
     assert "Traceback (most recent call last):\n" in shown
 
 
-def receive(sock: socket.socket, count: int) -> list[ToGateway]:
-    decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
-    messages: list[ToGateway] = []
-    while len(messages) < count:
-        messages += decoder.feed(sock.recv(2**16))
-    return messages
-
-
-@pytest.fixture(scope="module")
-def metrics() -> EngineMetrics:
-    return EngineMetrics(LocalTotals(), CpuBackend("cpu").identity, version="0", restarts=0)
-
-
-def engine_for(mailbox: Mailbox, backend: CpuBackend, metrics: EngineMetrics) -> EngineLoop:
-    vault = VaultWriter(-1)
-    regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
-    store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
-    return EngineLoop(0, mailbox, backend, store, metrics)
-
-
-def connect(mailbox: Mailbox) -> socket.socket:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
-    return ours
-
-
-def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_fails_names_its_requests(caplog: pytest.LogCaptureFixture) -> None:
     mailbox = Mailbox()
-    engine = engine_for(mailbox, BrokenBackend("cpu"), metrics)
+    engine, _ = engine_of(mailbox, BrokenBackend("cpu"))
     template = template_of("softmax", SoftmaxOptions(), {"x": KIND})
-    ours = connect(mailbox)
-    ours.sendall(encode_frame([template, *(job(number, name) for number, name in enumerate(("first", "second")))]))
+    gateway = GatewayEnd(mailbox)
     with caplog.at_level(logging.WARNING):
-        # Both wait when the loop begins, so they share a launch.
         engine.start()
-        welcome, *failures = receive(ours, 3)
+        welcome = gateway.receive()
+        # Both come at once, so they share a launch.
+        gateway.send(template, *(job(number, name) for number, name in enumerate(("first", "second"))))
+        failures = [gateway.receive() for _ in range(2)]
         engine.stop()
-    ours.close()
+    gateway.close()
     assert isinstance(welcome, Welcome)
     assert all(isinstance(one, Failed) and one.code == "internal" for one in failures)
     shared, *alone = caplog.records
@@ -121,20 +82,19 @@ def test_a_batch_that_fails_names_its_requests(metrics: EngineMetrics, caplog: p
     assert all(record.exc_info is not None for record in alone)
 
 
-def test_a_template_that_cannot_be_planned_fails_its_own_jobs_alone(
-    metrics: EngineMetrics, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_template_that_cannot_be_planned_fails_its_own_jobs_alone(caplog: pytest.LogCaptureFixture) -> None:
     mailbox = Mailbox()
-    engine = engine_for(mailbox, CpuBackend("cpu"), metrics)
+    engine, _ = engine_of(mailbox)
     good = template_of("softmax", SoftmaxOptions(), {"x": KIND}, number=2)
     bad = msgspec.structs.replace(good, id=1, inputs=())
-    ours = connect(mailbox)
-    ours.sendall(encode_frame([bad, job(7, "struck"), good, Job(8, 2, (0, 64), request_id="spared")]))
+    gateway = GatewayEnd(mailbox)
     with caplog.at_level(logging.WARNING):
         engine.start()
-        _, *answers = receive(ours, 3)
+        assert isinstance(gateway.receive(), Welcome)
+        gateway.send(bad, job(7, "struck"), good, Job(8, 2, (0, 64), request_id="spared"))
+        answers = [gateway.receive() for _ in range(2)]
         engine.stop()
-    ours.close()
+    gateway.close()
     assert {answer.id: type(answer) for answer in answers if isinstance(answer, Failed | Done)} == {7: Failed, 8: Done}
     planned, struck = caplog.records
     assert planned.exc_info is not None

@@ -128,7 +128,7 @@ class GpuBackend:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def _register(self, mapped: torch.Tensor) -> bool:
-        # The calling thread may be that of `WarmupClients`, whose device would be the first one.
+        # The calling thread may be that of `Arenas`, whose device would be the first one.
         torch.cuda.set_device(self._device)
         status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
         if int(status) == 0:

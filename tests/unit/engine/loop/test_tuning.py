@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from tests.support.engine_loop import WAIT_S, GatewayEnd, engine_of
 from tests.support.jobs import template_of
-from tests.support.local_totals import LocalTotals
 from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
-from tilewire.service.engine.loop.loop import EngineLoop
-from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies
-from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import (
     DescribeKernels,
     Done,
-    FrameDecoder,
-    Hello,
     Job,
     Kernels,
     ToGateway,
-    encode_frame,
 )
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.softmax import SoftmaxOptions
-from tilewire.service.supervisor.vault import VaultWriter
-
-SEGMENT_BYTES = 2**16
-WAIT_S = 10.0
 
 
 class TunedBackend(CpuBackend):
@@ -83,30 +68,20 @@ class Scene:
     """An engine with a gateway that sends it jobs."""
 
     def __init__(self, backend: CpuBackend) -> None:
-        vault, mailbox = VaultWriter(-1), Mailbox()
-        metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
-        regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
-        store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
+        mailbox = Mailbox()
+        self.engine, store = engine_of(mailbox, backend)
         store.describe_kernels()
-        self.engine = EngineLoop(0, mailbox, backend, store, metrics)
-        self._sock, theirs = socket.socketpair()
-        self._sock.settimeout(WAIT_S)
-        theirs.setblocking(False)
-        mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
-        self._decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
-        self._read: list[ToGateway] = []
-        template = template_of("softmax", SoftmaxOptions(), {"x": TensorType("float32", (2, 4))})
-        self._sock.sendall(encode_frame([template]))
+        self._gateway = GatewayEnd(mailbox)
         self.engine.start()
         self.receive()
+        template = template_of("softmax", SoftmaxOptions(), {"x": TensorType("float32", (2, 4))})
+        self._gateway.send(template)
 
     def receive(self) -> ToGateway:
-        while not self._read:
-            self._read += self._decoder.feed(self._sock.recv(2**16))
-        return self._read.pop(0)
+        return self._gateway.receive()
 
     def send(self, number: int) -> None:
-        self._sock.sendall(encode_frame([Job(number, 1, (0, 64))]))
+        self._gateway.send(Job(number, 1, (0, 64)))
 
     def run(self, number: int) -> None:
         self.send(number)
@@ -115,14 +90,14 @@ class Scene:
         assert answer.id == number
 
     def learned(self) -> bytes:
-        self._sock.sendall(encode_frame([DescribeKernels(99)]))
+        self._gateway.send(DescribeKernels(99))
         answer = self.receive()
         assert isinstance(answer, Kernels)
         return answer.report
 
     def close(self) -> None:
         self.engine.stop()
-        self._sock.close()
+        self._gateway.close()
 
 
 StartScene = Callable[[CpuBackend], Scene]

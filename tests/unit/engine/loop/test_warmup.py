@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from tests.support.local_totals import LocalTotals
+from tests.support.engine_loop import GatewayEnd, engine_of
 from tilewire.service.engine.backends.contract import CannotStart, LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.ipc import Mailbox
-from tilewire.service.engine.loop.jobs import Attached, Client, Lost, Stop
-from tilewire.service.engine.loop.loop import EngineLoop
+from tilewire.service.engine.loop.jobs import Client, Lost, Stop
 from tilewire.service.engine.loop.warmup import Interrupted, WarmupClients, check_ops
-from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies
-from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import (
     DescribeKernels,
-    FrameDecoder,
-    Hello,
     Kernels,
-    ToGateway,
     Warming,
     Welcome,
-    encode_frame,
 )
 from tilewire.service.ops.registry import OPS
-from tilewire.service.supervisor.vault import VaultWriter
-
-SEGMENT_BYTES = 2**16
-
-
-class Gateway:
-    """The other end of a gateway's socket.
-
-    Args:
-        mailbox: Of the engine that it connects to.
-    """
-
-    def __init__(self, mailbox: Mailbox) -> None:
-        self.sock, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        self._decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
-        self._read: list[ToGateway] = []
-        mailbox.connect(theirs, Hello(0, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
-
-    def receive(self) -> ToGateway:
-        while not self._read:
-            self._read += self._decoder.feed(self.sock.recv(2**16))
-        return self._read.pop(0)
 
 
 class ForgetfulBackend(CpuBackend):
@@ -78,11 +43,6 @@ def mailbox() -> Iterator[Mailbox]:
     made.close()
 
 
-@pytest.fixture(scope="module")
-def metrics() -> EngineMetrics:
-    return EngineMetrics(LocalTotals(), CpuBackend("cpu").identity, version="0", restarts=0)
-
-
 def warmup_clients_of(mailbox: Mailbox, on_arrival: Callable[[Client], None] = lambda _client: None) -> WarmupClients:
     return WarmupClients(mailbox, "cuda:0", on_arrival)
 
@@ -90,18 +50,19 @@ def warmup_clients_of(mailbox: Mailbox, on_arrival: Callable[[Client], None] = l
 def test_a_gateway_is_told_how_far_it_is(mailbox: Mailbox) -> None:
     arrived: list[Client] = []
     clients = warmup_clients_of(mailbox, arrived.append)
-    gateway = Gateway(mailbox)
+    gateway = GatewayEnd(mailbox)
     clients.report("load", 3, 10)
     assert gateway.receive() == Warming("cuda:0", "load", 3, 10)
     clients.report("load", 10, 10)
     assert gateway.receive() == Warming("cuda:0", "load", 10, 10)
-    assert [event.client for event in clients.events if isinstance(event, Attached)] == arrived
-    gateway.sock.close()
+    assert [client.name for client in arrived] == ["gateway-0"]
+    assert not clients.events
+    gateway.close()
 
 
 def test_reports_that_follow_closely_are_not_all_sent(mailbox: Mailbox) -> None:
     clients = warmup_clients_of(mailbox)
-    gateway = Gateway(mailbox)
+    gateway = GatewayEnd(mailbox)
     for done in range(1000):
         clients.report("load", done, 1000)
     clients.report("load", 1000, 1000)
@@ -109,17 +70,17 @@ def test_reports_that_follow_closely_are_not_all_sent(mailbox: Mailbox) -> None:
     while messages[-1] != Warming("cuda:0", "load", 1000, 1000):
         messages.append(gateway.receive())
     assert len(messages) < 100
-    gateway.sock.close()
+    gateway.close()
 
 
 def test_a_gateway_that_left_is_told_nothing_and_its_end_is_kept(mailbox: Mailbox) -> None:
     clients = warmup_clients_of(mailbox)
-    gateway = Gateway(mailbox)
+    gateway = GatewayEnd(mailbox)
     clients.report("load", 1, 10)
-    gateway.sock.close()
+    gateway.close()
     clients.report("load", 2, 10)
     clients.report("load", 10, 10)
-    assert [type(event) for event in clients.events] == [Attached, Lost]
+    assert [type(event) for event in clients.events] == [Lost]
 
 
 def test_each_stage_is_logged_with_its_time(mailbox: Mailbox, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,24 +109,11 @@ def test_the_checks_are_reported() -> None:
     assert reports == [("check", number, len(OPS)) for number in range(len(OPS) + 1)]
 
 
-def engine_of(mailbox: Mailbox, metrics: EngineMetrics) -> tuple[EngineLoop, TensorStore]:
-    backend = CpuBackend("cpu")
-    vault = VaultWriter(-1)
-    store = TensorStore(
-        backend,
-        Residents(backend, 2**20, vault),
-        Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20),
-        metrics,
-        HostCopies(backend, vault),
-    )
-    return EngineLoop(0, mailbox, backend, store, metrics), store
-
-
-def test_gateways_are_welcomed_when_the_warm_up_is_over(metrics: EngineMetrics) -> None:
+def test_gateways_are_welcomed_when_the_warm_up_is_over() -> None:
     mailbox = Mailbox()
-    engine, store = engine_of(mailbox, metrics)
+    engine, store = engine_of(mailbox)
     may_end, ready = threading.Event(), threading.Event()
-    gateway = Gateway(mailbox)
+    gateway = GatewayEnd(mailbox)
 
     def prepare(report: Callable[[str, int, int], None]) -> None:
         report("load", 1, 2)
@@ -178,18 +126,18 @@ def test_gateways_are_welcomed_when_the_warm_up_is_over(metrics: EngineMetrics) 
     may_end.set()
     assert isinstance(gateway.receive(), Welcome)
     assert ready.wait(10)
-    gateway.sock.sendall(encode_frame([DescribeKernels(7)]))
+    gateway.send(DescribeKernels(7))
     answer = gateway.receive()
     assert isinstance(answer, Kernels)
     assert answer.id == 7
     assert b'"backend":"cpu"' in answer.report
     engine.stop()
-    gateway.sock.close()
+    gateway.close()
 
 
-def test_an_engine_that_is_stopped_while_it_warms_up_ends(metrics: EngineMetrics) -> None:
+def test_an_engine_that_is_stopped_while_it_warms_up_ends() -> None:
     mailbox = Mailbox()
-    engine, _ = engine_of(mailbox, metrics)
+    engine, _ = engine_of(mailbox)
     began = threading.Event()
 
     def prepare(report: Callable[[str, int, int], None]) -> None:
