@@ -84,6 +84,7 @@ def test_room_in_the_arena_goes_to_whoever_holds_least(start_server: StartServer
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_at_four_times_the_peak_the_quiet_key_s_requests_are_all_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -303,6 +303,7 @@ def test_a_killed_engine_comes_back_with_its_residents(preloaded: LiveServer) ->
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_spare_engine_takes_over_at_once(start_server: StartServer) -> None:
     """Most of a start is importing torch, which the spare one has done."""
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--spare-engine")

@@ -250,12 +250,15 @@ def test_a_quota_that_is_used_up(start_server: StartServer, tmp_path: Path) -> N
         put(client, "w", W, **{"x-api-key": "tw_admin"})
         before_s = time.monotonic()
         statuses = [ask(connection, sent).status for _ in range(12)]
+        # A machine that takes a second for these has refused none yet.
+        while 429 not in statuses and len(statuses) < 100:
+            statuses.append(ask(connection, sent).status)
         took_s = time.monotonic() - before_s
         assert statuses[:5] == [200] * 5
         assert set(statuses) == {200, 429}
         # A burst of a second, and what came meanwhile.
         assert statuses.count(200) <= 6 * (1 + took_s) + 1
-        assert settles(client, lambda now: total(now, "tilewire_key_requests_total", key="few") == 12)
+        assert settles(client, lambda now: total(now, "tilewire_key_requests_total", key="few") == len(statuses))
         assert total(scrape(client), "tilewire_rejected_total", reason="over_quota") == statuses.count(429)
 
 
