@@ -20,6 +20,8 @@ from tests.support.programs import find_program
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 from tilewire.service.ops.registry import OPS
 
+pytestmark = pytest.mark.slow
+
 
 def test_two_matrices(page: Page) -> None:
     choose(page, "matmul")

@@ -10,6 +10,8 @@ from tests.support.browser import DESKTOP, PHONE
 from tests.support.console_page import KERNELS, WARMING, choose, compute, fill, result
 from tests.support.live_server import LiveServer
 
+pytestmark = pytest.mark.slow
+
 
 def focused(page: Page) -> str:
     return str(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))

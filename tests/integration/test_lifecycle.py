@@ -55,6 +55,7 @@ cd /sys; exec "$@"
 """
 
 
+@pytest.mark.slow
 def test_a_start_needs_no_writable_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     before = ("unshare", "--mount", "sh", "-c", NO_TEMPORARY_FOLDERS, str(ROOT))
     if subprocess.run([*before[:2], "mount", "-t", "tmpfs", "none", "/sys"], check=False).returncode:

@@ -65,7 +65,8 @@ def test_no_counter_goes_back_when_processes_are_replaced(start_server: StartSer
             back = {sample: (value, now.get(sample)) for sample, value in last.items() if now.get(sample, -1) < value}
             assert not {sample: change for sample, change in back.items() if is_counter(sample[0])}
             last = now
-            if len(victims()) > len(rest) and victim not in victims() and total(now, "tilewire_engine_up") == 1:
+            alive = victims()
+            if len(alive) > len(rest) and victim not in alive and total(now, "tilewire_engine_up") == 1:
                 break
             assert time.monotonic() < end_s
         for gateway in server.gateways():

@@ -296,6 +296,7 @@ def test_many_shapes_in_a_row(client: httpx.Client) -> None:
         assert_close(from_answer(response.content, response.headers.get(LENGTH))[1], *matmul(arrays, {}))
 
 
+@pytest.mark.slow
 def test_bad_requests_leave_no_memory_behind(shared_server: StartServer) -> None:
     server = shared_server(*JOINING)
     (gateway,) = server.gateways()

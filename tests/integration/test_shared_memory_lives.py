@@ -166,7 +166,8 @@ def test_a_gateway_dies_and_the_regions_stay(sharing: LiveServer) -> None:
         victim = sharing.gateways()[0]
         os.kill(victim, signal.SIGKILL)
         end_s = time.monotonic() + TIMEOUT_S
-        while len(sharing.gateways()) < 2 or victim in sharing.gateways():
+        # In one look: of two, the first could be before its end, and the second behind.
+        while victim in (alive := sharing.gateways()) or len(alive) < 2:
             assert time.monotonic() < end_s
             time.sleep(0.02)
         for pid in sharing.gateways():
@@ -176,6 +177,7 @@ def test_a_gateway_dies_and_the_regions_stay(sharing: LiveServer) -> None:
         np.testing.assert_array_equal(read(path, A), A * 2)
 
 
+@pytest.mark.slow
 def test_an_engine_dies_and_the_regions_come_back(sharing: LiveServer) -> None:
     server = sharing
     with connected(server) as client, contextlib.ExitStack() as stack:
@@ -232,7 +234,7 @@ def connected_without_end(server: LiveServer) -> Iterator[triton.InferenceServer
 def until_ready(server: LiveServer, gone: set[int], num_engines: int = 1) -> None:
     """Returns when new engines serve every gateway."""
     end_s = time.monotonic() + TIMEOUT_S
-    while gone & set(server.engines()) or len(server.engines()) < num_engines:
+    while gone & set(alive := server.engines()) or len(alive) < num_engines:
         assert time.monotonic() < end_s
         time.sleep(0.02)
     for pid in server.gateways():

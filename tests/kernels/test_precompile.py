@@ -60,6 +60,7 @@ def compiled(tmp_path_factory):
     return cache, run(CODE, cache)[0]
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_found_again(compiled):
     cache, (first, files, names, _fingerprints) = compiled
     assert first == [[["staging", 3]], [], True]
@@ -70,6 +71,7 @@ def test_what_is_compiled_is_found_again(compiled):
     assert second == [[], [], False]
 
 
+@pytest.mark.slow
 def test_a_worker_frees_garbage_once_it_has_much_memory(tmp_path):
     code = """
 import gc, json
@@ -88,6 +90,7 @@ print(json.dumps(found))
     assert after
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_right_is_ignored(compiled, tmp_path):
     cache = shutil.copytree(compiled[0], tmp_path / "cache")
     (index,) = cache.glob("tilewire-*.json")
@@ -118,6 +121,7 @@ def test_an_unknown_target_is_refused_with_those_that_there_are(text):
         parse_target(text)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_tells_targets_apart(compiled):
     first, other, again = compiled[1][-1]
     assert first == again != other

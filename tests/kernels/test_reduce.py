@@ -148,7 +148,7 @@ def test_an_index_counts_from_the_beginning_of_its_row(kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "shape",
-    [(6, 515), (9, 33), (4, 150, 3), *(pytest.param(one, marks=pytest.mark.slow) for one in ((6, 1000), (3, 2, 301)))],
+    [(9, 33), (4, 150, 3), *(pytest.param(one, marks=pytest.mark.slow) for one in ((6, 515), (6, 1000), (3, 2, 301)))],
 )
 def test_a_row_has_the_same_bits_alone_and_among_others(kind, dtype, shape, generator):
     x = torch.randn(shape, generator=generator).to(dtype)

@@ -157,6 +157,7 @@ def test_no_element_scores_zero_or_the_bias():
     assert search(torch.empty(0, 4), torch.ones(9, 4), 3)[0].shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_queries_beyond_the_scratch_memory_are_cut(generator):
     a, b = whole((40, 16), torch.float32, generator), whole((64, 16), torch.float32, generator)
     values, indices = torch.full((40, 4), NAN), torch.full((40, 4), -1)
@@ -169,7 +170,7 @@ def test_queries_beyond_the_scratch_memory_are_cut(generator):
 
 
 @pytest.mark.parametrize("kernel", ["tma", "pointer"])
-@pytest.mark.parametrize("is_swapped", [True, False])
+@pytest.mark.parametrize("is_swapped", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_form_of_the_product(kernel, is_swapped, generator):
     a, b = whole((18, 40), torch.float32, generator), whole((70, 40), torch.float32, generator)
     config = Config(kernel, 16, 32, 32, 4, 1, is_swapped=is_swapped, group=8)

@@ -57,7 +57,7 @@ def test_wide(width, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [9, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (120, 301))])
+@pytest.mark.parametrize("n", [9, *(pytest.param(n, marks=pytest.mark.slow) for n in (33, 120, 301))])
 def test_rows_that_begin_anywhere(dtype, n, generator):
     # Whatever lies around a row is better than all that it holds.
     around = torch.full((9, 2 * n + 9), INF).to(dtype)
@@ -86,7 +86,7 @@ def test_axes(axis, generator):
     check(torch.randn((6, 20, 18), generator=generator), 5, axis=axis)
 
 
-@pytest.mark.parametrize("n", [100, 300])
+@pytest.mark.parametrize("n", [100, pytest.param(300, marks=pytest.mark.slow)])
 def test_many_rows_are_cut(n, generator):
     x = torch.randn((7, n + 3), generator=generator)[:, :n]
     values, indices = torch.full((7, 5), NAN), torch.full((7, 5), -1)

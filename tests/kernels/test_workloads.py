@@ -18,7 +18,7 @@ from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.softmax.bench import SoftmaxShape
 
 OPS = ["matmul", "softmax", "add"]
-TARGETS = ["nvidia_h100", "nvidia_a100", "amd_mi300x"]
+TARGETS = [pytest.param("nvidia_h100", marks=pytest.mark.slow), "nvidia_a100", "amd_mi300x"]
 
 
 @pytest.mark.parametrize(
