@@ -36,6 +36,7 @@ from tilewire.service.ipc.messages import (
     Template,
     Timings,
     ToGateway,
+    Welcome,
     encode_frame,
 )
 from tilewire.service.ops.matmul import MatmulOptions
@@ -77,6 +78,8 @@ def measure(batch: int, rounds: int) -> list[float]:
     mailbox.connect(theirs, Hello(0, segment_bytes), Segment.create("bench", segment_bytes))
     engine.start()
     decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
+    while not any(isinstance(one, Welcome) for one in decoder.feed(ours.recv(2**20))):
+        pass
     planned = plan(OPS["matmul"], {"a": A, "b": B}, MatmulOptions(), Limits())
     inputs = (InputSpec("a", A), InputSpec("b", B, resident="w"))
     outputs = tuple(OutputSpec(kind) for kind in planned.outputs)
