@@ -272,7 +272,8 @@ async def measure(port: int, keys: Sequence[str], work: Work, seconds: float, fa
 
     Returns:
         Figures of the peak before and behind the flood, of the flood, and of the quiet key alone and beside it. `goodput` is a
-        share of the mean of both peaks, `rounds` the number of times that all was measured.
+        share of the mean of both peaks. `rounds` is the number of times that all was measured, `is_steady` whether the peaks of
+        the last time agree.
     """
     file = io.BytesIO()
     np.save(file, np.ones((work.rows, work.inner), np.float32))
@@ -292,6 +293,7 @@ async def measure(port: int, keys: Sequence[str], work: Work, seconds: float, fa
             is_steady = 1 / STEADY <= peak_behind.per_s / peak.per_s <= STEADY
         return {
             "rounds": rounds,
+            "is_steady": is_steady,
             "peak": peak.shown(),
             "peak_behind": peak_behind.shown(),
             "flood": flooded.shown(),

@@ -37,8 +37,7 @@ class GatewayEnd:
         theirs.setblocking(False)
         self._decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
         self._read: list[ToGateway] = []
-        self.segment = Segment.create("tests", SEGMENT_BYTES)
-        mailbox.connect(theirs, Hello(index, SEGMENT_BYTES), self.segment)
+        mailbox.connect(theirs, Hello(index, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
 
     def send(self, *messages: msgspec.Struct) -> None:
         """Sends messages in one frame."""

@@ -242,11 +242,11 @@ class Backend(Protocol):
         ...
 
     def attach(self, segment: Segment) -> torch.Tensor:
-        """Makes a segment reachable for the device; returns it as a flat uint8 tensor."""
+        """Makes a segment reachable for the device; returns it as a flat uint8 tensor. Another thread may compute meanwhile."""
         ...
 
     def detach(self, mapped: torch.Tensor) -> None:
-        """Undoes `attach`; nothing that was begun may still use it."""
+        """Undoes `attach` or `adopt`, in the thread that called it; nothing that was begun may still use the memory."""
         ...
 
     def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:

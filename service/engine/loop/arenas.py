@@ -64,5 +64,5 @@ class Arenas:
         self._thread.shutdown()
 
     def _begin(self, work: Callable[[], T], end: Callable[[T], None]) -> None:
-        done = self._thread.submit(work)
-        done.add_done_callback(lambda done: self._mailbox.post(Call(lambda: end(done.result()))))
+        future = self._thread.submit(work)
+        future.add_done_callback(lambda done: self._mailbox.post(Call(lambda: end(done.result()))))

@@ -102,12 +102,12 @@ def test_nan_and_infinity_are_bare() -> None:
     ],
 )
 def test_a_body_that_cannot_be_right(body: str, said: str) -> None:
-    began = time.thread_time()
+    began = time.process_time()
     with pytest.raises(InvalidRequest) as raised:
         decode(CODEC, body.encode())
     assert said in raised.value.detail
     assert len(raised.value.detail) < 400
-    assert time.thread_time() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_bytes_that_are_not_utf8() -> None:
@@ -138,6 +138,6 @@ def test_an_empty_answer_of_any_shape_is_short() -> None:
 
 def test_a_large_body_is_quick() -> None:
     body = json.dumps({"a": [[0.5] * 500] * 1000}).encode()
-    began = time.thread_time()
+    began = time.process_time()
     assert decode(CODEC, body, limit=4 * 2**20)["a"].shape == (1000, 500)
-    assert time.thread_time() - began < 2
+    assert time.process_time() - began < 2

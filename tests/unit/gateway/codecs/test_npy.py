@@ -124,10 +124,10 @@ def test_structured_dtypes() -> None:
     ],
 )  # fmt: skip
 def test_headers_that_cannot_be_right(text: str) -> None:
-    began = time.thread_time()
+    began = time.process_time()
     with pytest.raises(InvalidRequest):
         decode(CODEC, framed(text))
-    assert time.thread_time() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(

@@ -234,10 +234,10 @@ def bomb(size: int) -> bytes:
 def test_a_bomb_takes_no_memory() -> None:
     data = bomb(64 * 2**20)
     assert len(data) < 2**17
-    began = time.thread_time()
+    began = time.process_time()
     with pytest.raises(BodyTooLarge):
         decode(CODEC, data, limit=2**20)
-    assert time.thread_time() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_a_bomb_that_understates_its_size_stops_there() -> None:
@@ -245,10 +245,10 @@ def test_a_bomb_that_understates_its_size_stops_there() -> None:
     for signature, at in ((CENTRAL, 24), (LOCAL, 22)):
         begin = data.rindex(signature) + at
         data[begin : begin + 4] = struct.pack("<I", 1000)
-    began = time.thread_time()
+    began = time.process_time()
     with pytest.raises(InvalidRequest, match="does not inflate"):
         decode(CODEC, bytes(data))
-    assert time.thread_time() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 def test_a_ratio_that_deflate_cannot_reach() -> None:
