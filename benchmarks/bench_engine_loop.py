@@ -20,10 +20,12 @@ from benchmarks.idle_engine import NoTotals
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import Call
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.host_mappings import HostMappings
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.arena import Segment
@@ -69,9 +71,10 @@ def measure(batch: int, rounds: int) -> list[float]:
     metrics = EngineMetrics(NoTotals(), backend.identity, version="0", restarts=0)
     residents = Residents(backend, 2**30, vault)
     residents.put("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))
-    regions = Regions(backend, vault, max_bytes=0, max_copied_bytes=0)
+    mappings = HostMappings(lambda call: mailbox.post(Call(call)))
+    regions = Regions(backend, vault, mappings, max_bytes=0, max_copied_bytes=0)
     store = TensorStore(backend, residents, regions, metrics, HostCopies(backend, vault))
-    engine = EngineLoop(0, mailbox, backend, store, metrics)
+    engine = EngineLoop(0, mailbox, backend, store, mappings, metrics)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     segment_bytes = 2 * SLOT_BYTES * batch

@@ -44,6 +44,7 @@ from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.host_mappings import HostMappings
 from tilewire.service.engine.tensors.read_through import ReadThrough
 from tilewire.service.engine.tensors.resident import max_kept
 from tilewire.service.engine.tensors.residents import Residents
@@ -254,14 +255,16 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         board=VersionBoard(settings.board_fd),
         has_store=settings.store is not None,
     )
+    mailbox = Mailbox()
+    mappings = HostMappings(lambda call: mailbox.post(Call(call)))
     regions = Regions(
         backend,
         vault,
+        mappings,
         max_bytes=settings.shared_memory_bytes,
         max_copied_bytes=settings.max_body_bytes,
         prefix=settings.shared_memory_prefix,
     )
-    mailbox = Mailbox()
     copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
     shared = open_store(settings, residents, metrics, mailbox)
     store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
@@ -270,6 +273,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         mailbox,
         backend,
         store,
+        mappings,
         metrics,
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),

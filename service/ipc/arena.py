@@ -89,15 +89,11 @@ class Segment:
         Raises:
             ValueError: The segment is closed.
         """
-        # `mmap.madvise` keeps the interpreter's lock: half a second for 2 GiB. The object keeps the mapping until it goes.
-        first = ctypes.c_char.from_buffer(self._map, begin)
-        _libc.madvise(ctypes.byref(first), ctypes.c_size_t(nbytes), MADV_POPULATE_WRITE)
+        _take_pages(self._map, begin, nbytes)
 
     def take_all_pages(self) -> None:
         """Takes all pages now, by several threads: the system clears each, which is most of what pinning them takes."""
-        with ThreadPoolExecutor(max(1, min(MAX_THREADS, num_cores() // 2))) as pool:
-            for begin in range(0, self.nbytes, PIECE_BYTES):
-                pool.submit(self.take_pages, begin, min(PIECE_BYTES, self.nbytes - begin))
+        take_all_pages(self._map)
 
     def take_huge_pages(self) -> int:
         """Takes all pages now, huge ones where the system allows them to shared memory.
@@ -125,6 +121,20 @@ class Segment:
         except BufferError:
             # Someone still holds a slice; the mapping goes with the last of them.
             return
+
+
+def take_all_pages(mapping: mmap.mmap) -> None:
+    """Takes all pages of a mapping now, by several threads. Does nothing with pages that its file has no more."""
+    nbytes = len(mapping)
+    with ThreadPoolExecutor(max(1, min(MAX_THREADS, num_cores() // 2))) as pool:
+        for begin in range(0, nbytes, PIECE_BYTES):
+            pool.submit(_take_pages, mapping, begin, min(PIECE_BYTES, nbytes - begin))
+
+
+def _take_pages(mapping: mmap.mmap, begin: int, nbytes: int) -> None:
+    # `mmap.madvise` keeps the interpreter's lock: half a second for 2 GiB. The object keeps the mapping until it goes.
+    first = ctypes.c_char.from_buffer(mapping, begin)
+    _libc.madvise(ctypes.byref(first), ctypes.c_size_t(nbytes), MADV_POPULATE_WRITE)
 
 
 class Lease(msgspec.Struct, eq=False):

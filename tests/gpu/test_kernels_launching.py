@@ -46,6 +46,8 @@ def test_graphs_replay(shape, generator):
     out = torch.empty((m, n), dtype=torch.bfloat16, device="cuda")
     launch = prepare_matmul(a, b, out)
     stream = torch.cuda.Stream()
+    # The operands are made on the stream before it.
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         launch(a, b, out)
         expected = out.clone()

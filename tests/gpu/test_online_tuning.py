@@ -27,6 +27,7 @@ DEVICE = torch.device("cuda:0")
 SHAPES = [(504, 1832, 4832), (16, 4096, 4096), (382, 6144, 4096), (1, 4096, 4096)]
 
 
+@pytest.mark.alone
 def test_races_are_short_turns_and_their_choices_are_right(tmp_path):
     target, path = current(0), tmp_path / "learned.json"
     learned = Learned(path)

@@ -104,6 +104,7 @@ def test_one_and_a_half_quotas_are_one_tensor(client: tilewire.Client) -> None:
     client.delete("shard/large")
 
 
+@pytest.mark.alone
 @two_devices
 def test_a_product_bound_by_memory_takes_little_more_than_half_the_time(tmp_path: Path) -> None:
     """At most 0.6 of one device. What is around a product over HTTP is not halved, so the weight is large."""

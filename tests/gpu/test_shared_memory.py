@@ -21,7 +21,10 @@ from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import Array
 from tilewire.service.cli.launch import running_server
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
+from tilewire.service.engine.backends.gpu.pinning import PIECE_BYTES, pin, unpin
+from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import launch_of
+from tilewire.service.ipc.arena import Segment
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.registry import OPS
@@ -170,7 +173,8 @@ def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
     from tilewire.service.engine.backends.gpu.backend import GpuBackend
 
     backend = GpuBackend("cuda:0")
-    for elements in (1, 1000, 2**18, 2**22):
+    # The last lies over seams of what is pinned.
+    for elements in (1, 1000, 2**18, 2**22, 3 * 2**23 + 1000):
         kind = TensorType("float32", (elements,))
         with shared_object(np.full(elements, 3, np.float32).tobytes()) as path:
             fd = os.open(path, os.O_RDWR)
@@ -199,19 +203,45 @@ def test_the_device_reads_and_writes_pages_that_the_file_has_lost() -> None:
 @pytest.mark.skipif(
     torch.version.hip is not None or platform.machine() != "x86_64", reason="regions are copied on this machine"
 )
-def test_a_registration_that_fails_leaves_no_error_behind() -> None:
+@pytest.mark.parametrize(("nbytes", "left"), [(2**20, 0), (4 * PIECE_BYTES, 2 * PIECE_BYTES)])
+def test_a_registration_that_fails_leaves_no_error_and_nothing_pinned_behind(nbytes: int, left: int) -> None:
     from tilewire.service.engine.backends.gpu.backend import GpuBackend
 
     backend = GpuBackend("cuda:0")
-    with shared_object(2**20) as path:
+    with shared_object(nbytes) as path:
         fd = os.open(path, os.O_RDWR)
-        mapping = mmap.mmap(fd, 2**20)
-        os.truncate(path, 0)
+        mapping = mmap.mmap(fd, nbytes)
+        os.truncate(path, left)
         lost = torch.frombuffer(mapping, dtype=torch.uint8)
         assert backend._register(lost) is False
-        assert backend.adopt(fd, 0, 2**20) is None
+        assert backend.adopt(fd, 0, nbytes) is None
+        if left:
+            # What was pinned before the piece that failed is not: the driver pins nothing twice.
+            assert pin(lost[:left]) == 0
+            unpin(lost[:left])
         os.close(fd)
     assert torch.ones(3, device="cuda:0").sum().item() == 3
+
+
+@pytest.mark.parametrize(("elements", "offset"), [(1000, PIECE_BYTES - 1024), (2 * PIECE_BYTES // 4 + 500, 512)])
+def test_tensors_over_seams_come_and_go_whole(elements: int, offset: int) -> None:
+    from tilewire.service.engine.backends.gpu.backend import GpuBackend
+
+    backend, kind = GpuBackend("cuda:0"), TensorType("float32", (elements,))
+    segment = Segment.create("seams", 8 * PIECE_BYTES)
+    mapped = backend.attach(segment)
+    first = -mapped.data_ptr() % PIECE_BYTES
+    source = HostBytes(mapped, kind, first + offset)
+    target = HostBytes(mapped, kind, first + 4 * PIECE_BYTES + offset)
+    values = torch.arange(elements, dtype=torch.float32)
+    tensor_of(source).copy_(values)
+    held = backend.upload(source)
+    torch.testing.assert_close(held.cpu(), values, rtol=0, atol=0)
+    backend.download(held, target)
+    torch.testing.assert_close(tensor_of(target), values, rtol=0, atol=0)
+    backend.begin([launch_of(OPS["add"], AddOptions(), {"a": source, "b": target}, [target])]).wait()
+    torch.testing.assert_close(tensor_of(target), 2 * values, rtol=0, atol=0)
+    backend.detach(mapped)
 
 
 def test_a_read_only_object_is_copied(client: httpx.Client) -> None:

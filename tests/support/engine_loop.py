@@ -9,10 +9,12 @@ import msgspec
 from tests.support.local_totals import LocalTotals
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.ipc import Mailbox
+from tilewire.service.engine.loop.jobs import Call
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_copies import HostCopies
+from tilewire.service.engine.tensors.host_mappings import HostMappings
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.ipc.arena import Segment
@@ -59,6 +61,7 @@ def engine_of(mailbox: Mailbox, backend: CpuBackend | None = None) -> tuple[Engi
     backend = CpuBackend("cpu") if backend is None else backend
     vault = VaultWriter(-1)
     metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
-    regions = Regions(backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
+    mappings = HostMappings(lambda call: mailbox.post(Call(call)))
+    regions = Regions(backend, vault, mappings, max_bytes=2**20, max_copied_bytes=2**20)
     store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
-    return EngineLoop(0, mailbox, backend, store, metrics), store
+    return EngineLoop(0, mailbox, backend, store, mappings, metrics), store

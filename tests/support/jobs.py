@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from tests.support.mappings import MappedAtOnce
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.backends.host import dtype_name, tensor_of
@@ -104,7 +105,7 @@ class JobBench:
         vault = VaultWriter(-1)
         self.residents = Residents(self.backend, 2**40, vault)
         self.bindings = Bindings(self.residents)
-        self.regions = Regions(self.backend, vault, max_bytes=2**20, max_copied_bytes=2**20)
+        self.regions = Regions(self.backend, vault, MappedAtOnce(), max_bytes=2**20, max_copied_bytes=2**20)
         self.client = Client("gateway-0", Segment.create("tests", nbytes), lambda _message: None)
         self.client.mapped = self.mapped = self.backend.attach(self.client.segment)
         self.end = 0

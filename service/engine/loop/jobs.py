@@ -164,7 +164,7 @@ class Changed:
 class Call:
     """Inbox: another thread has an outcome for the loop's."""
 
-    call: Callable[[], None]
+    call: Callable[[], object]
 
 
 class Stop:

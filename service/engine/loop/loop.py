@@ -40,6 +40,7 @@ from tilewire.service.engine.loop.scheduler import Caps, Scheduler
 from tilewire.service.engine.loop.warmup import Interrupted, Prepare, WarmupClients
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
+from tilewire.service.engine.tensors.host_mappings import Mappings
 from tilewire.service.errors import DeadlinePassed, InternalError, TilewireError
 from tilewire.service.ipc.messages import (
     Cancel,
@@ -89,6 +90,7 @@ class EngineLoop:
         mailbox: Mailbox,
         backend: Backend,
         store: TensorStore,
+        mappings: Mappings,
         metrics: EngineMetrics,
         caps: Caps | None = None,
         *,
@@ -101,7 +103,8 @@ class EngineLoop:
         self._store = store
         self._regions = store.regions
         self._bindings = Bindings(store.residents)
-        self._arenas = Arenas(backend, mailbox, self._welcome)
+        self._mappings = mappings
+        self._arenas = Arenas(backend, mappings, self._welcome)
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._poll_ns = poll_ns
@@ -149,7 +152,7 @@ class EngineLoop:
         try:
             self._warm_up()
         except Interrupted:
-            self._arenas.close()
+            self._mappings.close()
             self._mailbox.close()
             return
         while True:
@@ -165,7 +168,7 @@ class EngineLoop:
                 self._tune()
             if self._is_stopping and not len(self._scheduler) and not self._launched:
                 self._store.close()
-                self._arenas.close()
+                self._mappings.close()
                 self._mailbox.close()
                 self._metrics.flush()
                 return

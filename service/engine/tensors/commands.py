@@ -195,9 +195,12 @@ class TensorStore:
         match message:
             case RegisterRegion():
                 info = self.regions.register(message.region)
-                return RegionList(message.id, (info,), info.stamp)
+                self._settle(client, RegionList(message.id, (info,), info.stamp))
+                return None
             case UnregisterRegion():
-                return RegionList(message.id, (), self.regions.unregister(message.name, message.stamp))
+                stamp = self.regions.unregister(message.name, message.stamp)
+                self._settle(client, RegionList(message.id, (), stamp))
+                return None
             case ListRegions():
                 return RegionList(message.id, self.regions.infos(message.name))
             case GetTensor():
@@ -219,6 +222,15 @@ class TensorStore:
                 reply = self._change(client, message)
                 self._observe()
                 return reply
+
+    def _settle(self, client: Client, reply: RegionList) -> None:
+        """Sends an answer when the device reaches what was registered, and unregistered memory is free."""
+
+        def call() -> None:
+            if not client.is_gone:
+                client.send(reply)
+
+        self.regions.settle(call)
 
     def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors | None:
         match message:

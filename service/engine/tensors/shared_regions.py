@@ -2,7 +2,7 @@
 
 A region that the device reaches by itself (`Backend.adopt`) is staged from and to where it lies. Any other is copied
 through its descriptor, in when its batch begins and out when it is done. The CPU never touches a mapping that a client
-can cut. Owned by the engine's loop thread; takes no lock.
+can cut. Owned by the engine's loop thread; takes no lock. Pinning and unpinning go beside it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import torch
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
+from tilewire.service.engine.tensors.host_mappings import Mappings, unmapping
 from tilewire.service.engine.tensors.shm_files import FOLDER, SharedFile
 from tilewire.service.errors import AlreadyExists, BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ipc.messages import RegionInfo
@@ -40,16 +42,16 @@ class Region:
     """A registered region.
 
     Attributes:
-        mapped: The object from `mapped_from` on, for the device alone; None when bytes are copied through the descriptor.
         mapped_from: Offset of `mapped` in the object.
-        uses: Jobs that read or write it.
+        mapped: The object from there on, for the device alone; None when bytes are copied through the descriptor.
+        uses: Jobs that read or write it, and that it is being mapped.
         is_dropped: Unregistered; closed when its last use ends.
     """
 
     info: RegionInfo
     file: SharedFile
+    mapped_from: int
     mapped: torch.Tensor | None = None
-    mapped_from: int = 0
     uses: int = 0
     is_dropped: bool = False
 
@@ -61,6 +63,7 @@ class Use:
     Attributes:
         offset: Offset of the tensor in the object.
         field: Name of the input or output.
+        is_reached: The region was mapped when the tensor was found: the device reaches it by itself. It stays so for this use.
     """
 
     region: Region
@@ -68,13 +71,14 @@ class Use:
     type: TensorType
     field: str
     is_out: bool
+    is_reached: bool
 
     def place(self) -> HostBytes:
         """Returns the tensor for a launch; a stand-in where its bytes are copied when the batch begins."""
-        mapped = self.region.mapped
-        if mapped is None:
+        if not self.is_reached:
             return HostBytes(_NOWHERE, self.type, 0)
-        return HostBytes(mapped, self.type, self.offset - self.region.mapped_from, is_foreign=True)
+        assert self.region.mapped is not None, "This is a bug: unmapped while it is used."
+        return HostBytes(self.region.mapped, self.type, self.offset - self.region.mapped_from, is_foreign=True)
 
     def stage_out(self, out: HostBytes) -> None:
         """Copies a result that was not written where it belongs.
@@ -109,6 +113,7 @@ class Regions:
     Args:
         backend: Backend, which may reach them by itself.
         vault: Receiver of every change.
+        mappings: Has memory mapped and unmapped beside the loop.
         max_bytes: Their sum, at most.
         max_copied_bytes: Bytes of one request's inputs, at most, that have to be copied; an object may be larger than
             what it occupies.
@@ -121,6 +126,7 @@ class Regions:
         self,
         backend: Backend,
         vault: VaultWriter,
+        mappings: Mappings,
         *,
         max_bytes: int,
         max_copied_bytes: int,
@@ -130,6 +136,7 @@ class Regions:
     ) -> None:
         self._backend = backend
         self._vault = vault
+        self._mappings = mappings
         self._max_bytes = max_bytes
         self._max_copied_bytes = max_copied_bytes
         self._prefix = prefix
@@ -137,7 +144,7 @@ class Regions:
         self._clock_ns = clock_ns
         self._by_name: dict[str, Region] = {}
         self._last_stamp = 0
-        # Dropped ones that are still in use count: their memory is still pinned.
+        # Dropped ones count until they are closed: their memory is still pinned.
         self.nbytes = 0
 
     def __len__(self) -> int:
@@ -147,7 +154,7 @@ class Regions:
     # ── names ─────────────────────────────────────────────────────────────────────────────────────
 
     def register(self, asked: RegionInfo) -> RegionInfo:
-        """Opens a region and gives it its name.
+        """Opens a region and gives it its name. Until it is mapped, jobs copy what lies in it; see `settle`.
 
         Args:
             asked: With stamp 0, the name must be free, and the region gets a stamp. With the stamp and the inode that another
@@ -174,11 +181,11 @@ class Regions:
             raise
         if older is not None:
             self._drop(older)
-        self._add(info, file)
+        self._map(self._add(info, file))
         return info
 
     def unregister(self, name: str | None, stamp: int = 0) -> int:
-        """Forgets a region, or all; jobs that use it finish with it.
+        """Forgets a region, or all; jobs that use it finish with it. Memory that nothing uses is soon free; see `settle`.
 
         Args:
             name: None for all.
@@ -194,6 +201,10 @@ class Regions:
                 self._drop(region)
         return stamp
 
+    def settle(self, call: Callable[[], object]) -> None:
+        """Calls, in the loop thread, when what is being mapped and unmapped now is."""
+        self._mappings.begin(lambda: None, lambda _: call())
+
     def infos(self, name: str | None = None) -> tuple[RegionInfo, ...]:
         """The region of this name, or all by name.
 
@@ -205,9 +216,10 @@ class Regions:
         return tuple(self._by_name[one].info for one in sorted(self._by_name))
 
     def restore(self, kept: KeptRegion) -> None:
-        """Takes a region over from an engine that is gone."""
+        """Takes a region over from an engine that is gone, and maps it: before ready, nobody else waits."""
         self._last_stamp = max(self._last_stamp, kept.region.stamp)
-        self._add(kept.region, SharedFile(kept.fd))
+        region = self._add(kept.region, SharedFile(kept.fd))
+        self._on_mapped(region, self._adopt(region))
 
     def _named(self, name: str) -> Region:
         region = self._by_name.get(name)
@@ -228,30 +240,48 @@ class Regions:
         self._last_stamp = max(self._last_stamp + 1, self._clock_ns())
         return self._last_stamp
 
-    def _add(self, info: RegionInfo, file: SharedFile) -> None:
-        region = Region(info, file)
-        if file.is_writable:
-            region.mapped_from = info.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            end = info.offset + info.byte_size
-            region.mapped = self._backend.adopt(file.fd, region.mapped_from, end - region.mapped_from)
+    def _add(self, info: RegionInfo, file: SharedFile) -> Region:
+        region = Region(info, file, info.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY)
         self._by_name[info.name] = region
         self.nbytes += info.byte_size
-        logger.info(
-            "region %r: %d bytes, %s", info.name, info.byte_size, "copied" if region.mapped is None else "pinned"
-        )
+        # Until it is mapped.
+        region.uses += 1
+        return region
+
+    def _map(self, region: Region) -> None:
+        self._mappings.begin(partial(self._adopt, region), partial(self._on_mapped, region))
+
+    def _adopt(self, region: Region) -> torch.Tensor | None:
+        """Maps a region; for any thread."""
+        if not region.file.is_writable:
+            return None
+        end = region.info.offset + region.info.byte_size
+        return self._backend.adopt(region.file.fd, region.mapped_from, end - region.mapped_from)
+
+    def _on_mapped(self, region: Region, mapped: torch.Tensor | None) -> None:
+        region.mapped = mapped
+        how = "copied" if mapped is None else "pinned"
+        logger.info("region %r: %d bytes, %s", region.info.name, region.info.byte_size, how)
+        self._end_use(region)
 
     def _drop(self, region: Region) -> None:
         del self._by_name[region.info.name]
         region.is_dropped = True
         self._close_if_unused(region)
 
+    def _end_use(self, region: Region) -> None:
+        region.uses -= 1
+        self._close_if_unused(region)
+
     def _close_if_unused(self, region: Region) -> None:
-        if region.is_dropped and not region.uses:
-            if region.mapped is not None:
-                self._backend.detach(region.mapped)
-                region.mapped = None
-            region.file.close()
-            self.nbytes -= region.info.byte_size
+        if not region.is_dropped or region.uses:
+            return
+        work = unmapping(self._backend, region.mapped, region.file.close)
+        region.mapped = None
+        self._mappings.begin(work, lambda _: self._on_closed(region))
+
+    def _on_closed(self, region: Region) -> None:
+        self.nbytes -= region.info.byte_size
 
     # ── jobs ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -273,7 +303,7 @@ class Regions:
         begin = info.offset + offset
         if region.file.nbytes < begin + kind.nbytes:
             raise InvalidRequest(f"{field}: the shared memory of region {name[:64]!r} was cut after it was registered")
-        return Use(region, begin, kind, field, is_out)
+        return Use(region, begin, kind, field, is_out, region.mapped is not None)
 
     @staticmethod
     def hold(uses: Uses) -> None:
@@ -284,8 +314,7 @@ class Regions:
     def release(self, uses: Uses) -> None:
         """Ends the uses of a job, once."""
         for use in uses.values():
-            use.region.uses -= 1
-            self._close_if_unused(use.region)
+            self._end_use(use.region)
 
     def stage_in(self, uses: Uses) -> dict[str, HostBytes]:
         """Copies inputs of a job that the device does not reach by itself.
@@ -297,7 +326,7 @@ class Regions:
             InvalidRequest: An object was cut.
             BeyondLimit: The inputs are too large to be copied.
         """
-        unreached = {name: use for name, use in uses.items() if use.region.mapped is None}
+        unreached = {name: use for name, use in uses.items() if not use.is_reached}
         copied = [name for name, use in unreached.items() if not use.is_out]
         nbytes = sum(uses[name].type.nbytes for name in copied)
         if nbytes > self._max_copied_bytes:

@@ -1,8 +1,8 @@
 """The GPU backend: Tilewire's Triton kernels on one CUDA or ROCm device, fed by DMA from and to the slots.
 
 The launch plan of a batch decides how it runs. Every tensor of a batch is held until its last event has passed. So the
-allocator cannot hand its memory on while a copy still runs. Runs in the engine's loop thread; arenas that come during
-the warm-up are attached by another.
+allocator cannot hand its memory on while a copy still runs. Runs in the engine's loop thread; arenas and
+regions are mapped and unmapped by another.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from tilewire.service.engine.backends.contract import (
 )
 from tilewire.service.engine.backends.gpu.kernels import DeviceKernels
 from tilewire.service.engine.backends.gpu.launch_plans import LaunchPlans
+from tilewire.service.engine.backends.gpu.pinning import pin, unpin
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
 from tilewire.service.engine.backends.gpu.warm_pools import fill_pools, load_copies
-from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped
+from tilewire.service.engine.backends.host import TORCH_DTYPES
 from tilewire.service.errors import TooBusy
-from tilewire.service.ipc.arena import Segment
+from tilewire.service.ipc.arena import Segment, take_all_pages
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class GpuBackend:
     def detach(self, mapped: torch.Tensor) -> None:
         """Unregisters a segment."""
         if self._staging.remove_mapped(mapped):
-            torch.cuda.cudart().cudaHostUnregister(mapped.data_ptr())
+            unpin(mapped)
 
     def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor | None:
         """Maps and registers a client's memory; see `contract.Backend.adopt`.
@@ -120,6 +121,7 @@ class GpuBackend:
             mapping = mmap.mmap(fd, nbytes, offset=offset)
         except (OSError, ValueError):
             return None
+        take_all_pages(mapping)
         mapped = torch.frombuffer(mapping, dtype=torch.uint8)
         return mapped if self._register(mapped) else None
 
@@ -128,10 +130,10 @@ class GpuBackend:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def _register(self, mapped: torch.Tensor) -> bool:
-        # The calling thread may be that of `Arenas`, whose device would be the first one.
+        # The calling thread may be that of `HostMappings`, whose device would be the first one.
         torch.cuda.set_device(self._device)
-        status = torch.cuda.cudart().cudaHostRegister(mapped.data_ptr(), mapped.numel(), 0)
-        if int(status) == 0:
+        status = pin(mapped)
+        if status == 0:
             self._staging.add_mapped(mapped)
             return True
         # The runtime remembers the error, and the next launch's check would report it as its own: one launch takes it away.
@@ -143,8 +145,8 @@ class GpuBackend:
     def upload(self, source: HostBytes) -> torch.Tensor:
         """Copies a tensor to the device and waits for it."""
         with self._guard, torch.cuda.stream(self._pipeline.stage_in):
-            flat = bytes_of(source).to(self._device)
-            tensor = shaped(flat, source)
+            held: list[torch.Tensor] = []
+            tensor = self._staging.copy_whole(source, held)
             if tensor.dim() >= 2 and tensor.numel():
                 # Laid out once as suits a weight of matmul; other uses take any strides.
                 tensor = lay_out(tensor, preferred_layout("matmul", "b", source.type.dtype))

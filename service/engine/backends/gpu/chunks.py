@@ -15,7 +15,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.single import empty_outputs
-from tilewire.service.engine.backends.gpu.staging import LARGE_BYTES, Staging
+from tilewire.service.engine.backends.gpu.staging import Staging, move
 from tilewire.service.engine.backends.host import bytes_of, dtype_name
 from tilewire.service.engine.ops.op import KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
@@ -78,13 +78,6 @@ def _has_aligned_rows(piece: HostBytes) -> bool:
     return len(kind.shape) < 2 or kind.shape[-1] * DTYPES[kind.dtype].itemsize % 16 == 0
 
 
-def can_copy(launch: LaunchSpec, chunks: Chunks) -> bool:
-    """Whether the copy engine moves every chunk: the driver might do a small copy from a client's region with the CPU."""
-    rows = (chunks.rows - 1) % chunks.step + 1
-    pieces = [launch.concatenated[name][0][0] for name in chunks.names] + [places[0] for places, _ in launch.outputs]
-    return all(not one.is_foreign or one.type.nbytes // chunks.rows * rows >= LARGE_BYTES for one in pieces)
-
-
 class Chunked:
     """Runs one large request chunk by chunk, so that copies in, kernels and copies out overlap."""
 
@@ -114,7 +107,7 @@ class Chunked:
             results = [_rows_of(out, chunks, span) for out in outs]
             pipeline.use(pipeline.stage_in)
             for name in chunks.names:
-                _copy_rows(operands[name], launch.concatenated[name][0][0], chunks, span, is_gather=True)
+                self._copy_rows(operands[name], launch.concatenated[name][0][0], span, held, is_gather=True)
             marks.staged.record(pipeline.stage_in)
             pipeline.compute.wait_event(marks.staged)
             pipeline.use(pipeline.compute)
@@ -129,12 +122,21 @@ class Chunked:
                 if places[0].pitch:
                     self._staging.scatter([(result, [_cut(places[0], span)])], held)
                 else:
-                    _copy_rows(result, places[0], chunks, span, is_gather=False)
+                    self._copy_rows(result, places[0], span, held, is_gather=False)
         marks.computed.record(pipeline.compute)
         # The last copy waits for the event of its chunk alone, and may be over before this one is.
         pipeline.stage_out.wait_event(marks.computed)
         marks.end.record(pipeline.stage_out)
         return InFlight(marks, held, pipeline, around)
+
+    def _copy_rows(
+        self, rows: torch.Tensor, place: HostBytes, span: tuple[int, int], held: list[torch.Tensor], *, is_gather: bool
+    ) -> None:
+        """Copies the rows of one chunk on the current stream: to the device, or from it. `place` has all rows, on the host."""
+        row_bytes = place.type.nbytes // self._chunks.rows
+        there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
+        here = rows.reshape(-1).view(torch.uint8)
+        self._staging.copy(move(here, there, is_foreign=place.is_foreign, is_gather=is_gather), held)
 
 
 def _rows_of(whole: torch.Tensor, chunks: Chunks, span: tuple[int, int]) -> torch.Tensor:
@@ -146,14 +148,3 @@ def _cut(place: HostBytes, span: tuple[int, int]) -> HostBytes:
     """Rows of a place whose rows have a pitch."""
     kind = TensorType(place.type.dtype, (span[1] - span[0], *place.type.shape[1:]))
     return HostBytes(place.mapped, kind, place.offset + span[0] * place.pitch, pitch=place.pitch)
-
-
-def _copy_rows(rows: torch.Tensor, place: HostBytes, chunks: Chunks, span: tuple[int, int], *, is_gather: bool) -> None:
-    """Copies the rows of one chunk on the current stream: to the device, or from it. `place` has all rows, on the host."""
-    row_bytes = place.type.nbytes // chunks.rows
-    there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
-    here = rows.reshape(-1).view(torch.uint8)
-    if is_gather:
-        here.copy_(there, non_blocking=True)
-    else:
-        there.copy_(here, non_blocking=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tilewire.service.engine.backends.contract import LaunchSpec
 from tilewire.service.engine.backends.gpu.batched import BatchedPlans
-from tilewire.service.engine.backends.gpu.chunks import Chunked, can_copy, chunks_of
+from tilewire.service.engine.backends.gpu.chunks import Chunked, chunks_of
 from tilewire.service.engine.backends.gpu.grouped import Grouped, can_group
 from tilewire.service.engine.backends.gpu.launch_plan import LaunchPlan
 from tilewire.service.engine.backends.gpu.pipeline import Pipeline
@@ -40,7 +40,7 @@ class LaunchPlans:
         if (batched := self._batched.find(launch)) is not None:
             return batched
         chunks = chunks_of(launch)
-        if chunks is not None and can_copy(launch, chunks):
+        if chunks is not None:
             return Chunked(self._staging, chunks, is_invariant=self._is_invariant)
         return self._single
 

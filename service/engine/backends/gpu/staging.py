@@ -13,6 +13,7 @@ import torch
 from tilewire.kernels.copy.op import CopyRange, copy_ranges
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.gpu.pinning import spans_of
 from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped, tensor_of
 
 # From here an operand goes by the copy engine even beside others. The copying kernel saves calls, of which there are
@@ -105,10 +106,7 @@ class Staging:
             flat = result.reshape(-1).view(torch.uint8)
             held.append(flat)
             for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
-                if _only_by_kernel(out):
-                    ranges.append(CopyRange(piece.data_ptr(), out.mapped.data_ptr() + out.offset, out.type.nbytes))
-                else:
-                    bytes_of(out).copy_(piece, non_blocking=True)
+                ranges += move(piece, bytes_of(out), is_foreign=out.is_foreign, is_gather=False)
         self.copy(ranges, held)
 
     def can_address(self, places: Sequence[HostBytes]) -> bool:
@@ -119,6 +117,10 @@ class Staging:
         """Takes memory for an operand that is chunked, or copies one that is not, on the current stream."""
         if is_chunked:
             return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self.device), source)
+        return self.copy_whole(source, held)
+
+    def copy_whole(self, source: HostBytes, held: list[torch.Tensor]) -> torch.Tensor:
+        """Copies an operand on the current stream; its rows are not padded."""
         return self._by_copies((source,), source.type.shape, held)
 
     def _whole(self, sources: Sequence[HostBytes], shape: tuple[int, ...], can_pad: bool) -> torch.Tensor:
@@ -135,10 +137,7 @@ class Staging:
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
         ranges = []
         for piece, source in zip(flat.split(sizes), sources, strict=True):
-            if _only_by_kernel(source):
-                ranges.append(CopyRange(source.mapped.data_ptr() + source.offset, piece.data_ptr(), source.type.nbytes))
-            else:
-                piece.copy_(bytes_of(source), non_blocking=True)
+            ranges += move(piece, bytes_of(source), is_foreign=source.is_foreign, is_gather=True)
         self.copy(ranges, held)
         held.append(flat)
         if len(sources) == 1:
@@ -157,9 +156,31 @@ def _is_few(places: Sequence[HostBytes]) -> bool:
     return len(places) == 1 or all(place.type.nbytes >= LARGE_BYTES for place in places)
 
 
-def _only_by_kernel(place: HostBytes) -> bool:
-    """A small copy from or to a client's region: the driver might do it with the CPU, which must not touch a region."""
-    return place.is_foreign and place.type.nbytes < LARGE_BYTES
+def move(device: torch.Tensor, host: torch.Tensor, *, is_foreign: bool, is_gather: bool) -> list[CopyRange]:
+    """Queues copies between flat bytes on the device and on the host, by the copy engine, on the current stream.
+
+    Args:
+        device: uint8 (n,).
+        host: uint8 (n,).
+        is_foreign: `host` lies in a client's region. The driver might do a small copy with the CPU, which must not touch it.
+        is_gather: To the device; else from it.
+
+    Returns:
+        Copies that are left for a kernel: the small ones of a region.
+    """
+    ranges = []
+    for begin, end in spans_of(host.data_ptr(), host.numel()):
+        # Most copies lie in one piece.
+        is_whole = end - begin == host.numel()
+        here, there = (device, host) if is_whole else (device[begin:end], host[begin:end])
+        if is_foreign and end - begin < LARGE_BYTES:
+            ends = (there, here) if is_gather else (here, there)
+            ranges.append(CopyRange(ends[0].data_ptr(), ends[1].data_ptr(), end - begin))
+        elif is_gather:
+            here.copy_(there, non_blocking=True)
+        else:
+            there.copy_(here, non_blocking=True)
+    return ranges
 
 
 def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:

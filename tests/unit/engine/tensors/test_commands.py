@@ -14,6 +14,7 @@ import torch
 
 from tests.support.jobs import JobBench
 from tests.support.local_totals import LocalTotals
+from tests.support.mappings import MappedAtOnce
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
@@ -72,7 +73,12 @@ class Pair:
         stack.callback(follower.close)
         metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
         self.follower = TensorStore(
-            backend, residents, Regions(backend, writers[1], max_bytes=0, max_copied_bytes=0), metrics, copies, follower
+            backend,
+            residents,
+            Regions(backend, writers[1], MappedAtOnce(), max_bytes=0, max_copied_bytes=0),
+            metrics,
+            copies,
+            follower,
         )
         stack.callback(self.follower.close)
         self.answers: list[ToGateway] = []

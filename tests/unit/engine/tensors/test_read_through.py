@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.local_totals import LocalTotals
+from tests.support.mappings import MappedAtOnce
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
@@ -73,7 +74,7 @@ class Host:
         self.store = TensorStore(
             backend,
             self.residents,
-            Regions(backend, vault, max_bytes=0, max_copied_bytes=0),
+            Regions(backend, vault, MappedAtOnce(), max_bytes=0, max_copied_bytes=0),
             metrics,
             HostCopies(backend, vault),
             shared=self.shared,

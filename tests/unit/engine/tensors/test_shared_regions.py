@@ -17,8 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from tests.support.mappings import MappedAtOnce, MappedWhenAsked
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.tensors.host_mappings import Mappings
 from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, Regions, Use
 from tilewire.service.engine.tensors.shm_files import SharedFile
 from tilewire.service.errors import AlreadyExists, BeyondLimit, InvalidRequest, UnknownName
@@ -60,10 +62,24 @@ def regions(folder: Path) -> Iterator[Regions]:
     # Else descriptors that earlier tests let go of could be closed meanwhile.
     gc.collect()
     before = open_fds()
-    regions = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+    regions = regions_of(folder)
     yield regions
     regions.unregister(None)
     assert (regions.nbytes, num_opened(before)) == (0, 0)
+
+
+def regions_of(
+    folder: Path, backend: CpuBackend | None = None, vault: VaultWriter | None = None, mappings: Mappings | None = None
+) -> Regions:
+    """Regions of eight pages together."""
+    return Regions(
+        CpuBackend() if backend is None else backend,
+        VaultWriter(-1) if vault is None else vault,
+        MappedAtOnce() if mappings is None else mappings,
+        max_bytes=8 * PAGE,
+        max_copied_bytes=8 * PAGE,
+        folder=folder,
+    )
 
 
 def open_fds() -> set[tuple[str, Path]]:
@@ -196,10 +212,7 @@ def test_a_read_only_object_takes_no_result(regions: Regions, folder: Path) -> N
 
 
 def test_a_second_engine_follows_the_first(folder: Path) -> None:
-    first, second = (
-        Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
-        for _ in range(2)
-    )
+    first, second = (regions_of(folder) for _ in range(2))
     old = first.register(asked("r"))
     second.register(old)
     assert second.register(old) == old
@@ -224,7 +237,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
     ours.setblocking(False)
     reader = VaultReader()
     writer = VaultWriter(theirs.detach())
-    regions = Regions(CpuBackend(), writer, max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+    regions = regions_of(folder, vault=writer)
     kept = regions.register(asked("kept", key="one"))
     regions.register(asked("gone"))
     regions.unregister("gone")
@@ -234,7 +247,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
         (handed_region,) = handed.regions
     assert handed_region.region == kept
     regions.unregister(None)
-    after = Regions(CpuBackend(), VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+    after = regions_of(folder)
     after.restore(KeptRegion(handed_region.region, os.dup(handed_region.fd)))
     assert after.infos() == (kept,)
     uses = {OUT: after.find("kept", 0, KIND, field="out", is_out=True)}
@@ -251,7 +264,7 @@ def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: P
 
 def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
     backend = AdoptingBackend()
-    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+    regions = regions_of(folder, backend=backend)
     regions.register(asked("r", offset=PAGE + 10, byte_size=100))
     assert list(backend.adopted.values()) == [110]
     uses = {OUT: regions.find("r", 4, KIND, field="out", is_out=True)}
@@ -266,10 +279,48 @@ def test_what_a_device_reaches_is_not_copied(folder: Path) -> None:
     assert not backend.adopted
 
 
+def test_what_lies_in_a_region_is_copied_until_it_is_mapped(folder: Path) -> None:
+    backend, mappings, settled = AdoptingBackend(), MappedWhenAsked(), []
+    regions = regions_of(folder, backend=backend, mappings=mappings)
+    regions.register(asked("r"))
+    regions.settle(lambda: settled.append(len(backend.adopted)))
+    early = {"a": regions.find("r", 0, KIND, field="a")}
+    regions.hold(early)
+    mappings.step()
+    assert (len(backend.adopted), settled) == (1, [])
+    late = {"a": regions.find("r", 0, KIND, field="a")}
+    # The job that was there before it was mapped copies: its operands are bound.
+    assert not stage_in(regions, early)["a"].is_foreign
+    assert stage_in(regions, late)["a"].is_foreign
+    regions.unregister("r")
+    mappings.close()
+    assert (len(backend.adopted), settled) == (1, [1])
+    regions.release(early)
+    assert (len(backend.adopted), regions.nbytes) == (1, PAGE)
+    mappings.close()
+    assert (len(backend.adopted), regions.nbytes) == (0, 0)
+
+
+def test_a_region_that_is_unregistered_while_it_is_mapped_is_unmapped_behind_that(folder: Path) -> None:
+    backend, mappings, settled = AdoptingBackend(), MappedWhenAsked(), []
+    regions = Regions(backend, VaultWriter(-1), mappings, max_bytes=PAGE, max_copied_bytes=PAGE, folder=folder)
+    regions.register(asked("r"))
+    regions.unregister("r")
+    # Its name is free. Its bytes count until they are.
+    with pytest.raises(BeyondLimit, match="byte_size"):
+        regions.register(asked("r"))
+    while mappings.step():
+        settled.append(len(backend.adopted))
+    assert settled == [1, 0]
+    regions.register(asked("r"))
+    mappings.close()
+    assert len(backend.adopted) == 1
+
+
 def test_a_read_only_object_is_copied_even_where_a_device_could_reach_it(folder: Path) -> None:
     (folder / "one").chmod(0o444)
     backend = AdoptingBackend()
-    regions = Regions(backend, VaultWriter(-1), max_bytes=8 * PAGE, max_copied_bytes=8 * PAGE, folder=folder)
+    regions = regions_of(folder, backend=backend)
     regions.register(asked("r", key="one"))
     assert not backend.adopted
     regions.unregister(None)
@@ -277,9 +328,10 @@ def test_a_read_only_object_is_copied_even_where_a_device_could_reach_it(folder:
 
 @dataclass(eq=False)
 class Held:
-    """A job's uses."""
+    """A job's uses, and the names of those that the device reached when they were found."""
 
     uses: dict[str, Use]
+    reached: list[str]
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -291,11 +343,17 @@ class AnyOrder(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.fds = open_fds()
-        self.backend = AdoptingBackend()
+        self.backend, self.mappings = AdoptingBackend(), MappedWhenAsked()
         self.regions = Regions(
-            self.backend, VaultWriter(-1), max_bytes=6 * PAGE, max_copied_bytes=6 * PAGE, folder=self.folder
+            self.backend,
+            VaultWriter(-1),
+            self.mappings,
+            max_bytes=6 * PAGE,
+            max_copied_bytes=6 * PAGE,
+            folder=self.folder,
         )
         self.model: dict[str, int] = {}
+        self.used: list[Held] = []
 
     @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))
     def register(self, name: str, pages: int, offset: int) -> None:
@@ -334,25 +392,41 @@ class AnyOrder(RuleBasedStateMachine):
             except UnknownName:
                 assert name not in self.model
         self.regions.hold(uses)
-        return Held(uses)
+        one = Held(uses, [name for name, use in uses.items() if use.place().is_foreign])
+        self.used.append(one)
+        return one
 
     @rule(one=consumes(held))
     def release(self, one: Held) -> None:
         for use in one.uses.values():
             assert use.region.file.nbytes == 4 * PAGE
+        # Whatever was mapped or unregistered since it was found.
+        assert [name for name, use in one.uses.items() if use.place().is_foreign] == one.reached
+        assert set(self.regions.stage_in(one.uses)) == set(one.uses) - set(one.reached)
         self.regions.release(one.uses)
+        self.used.remove(one)
+
+    @rule()
+    def map_or_unmap(self) -> None:
+        self.mappings.step()
 
     @invariant()
     def nothing_is_lost(self) -> None:
         if not hasattr(self, "regions"):
             return
         assert {info.name: info.byte_size // PAGE for info in self.regions.infos()} == self.model
-        assert num_opened(self.fds) == len(self.backend.adopted)
-        assert len(self.backend.adopted) >= len(self.model)
+        assert num_opened(self.fds) >= len(self.backend.adopted)
+        assert num_opened(self.fds) >= len(self.model)
 
     def teardown(self) -> None:
         if hasattr(self, "regions"):
+            self.mappings.close()
+            assert num_opened(self.fds) == len(self.backend.adopted)
             self.regions.unregister(None)
+            for one in self.used:
+                self.regions.release(one.uses)
+            self.mappings.close()
+            assert (self.regions.nbytes, self.backend.adopted, num_opened(self.fds)) == (0, {}, 0)
 
 
 def test_any_order_leaks_nothing(folder: Path) -> None:

@@ -1,20 +1,30 @@
-"""Arenas are mapped and unmapped beside the loop: other gateways are answered meanwhile."""
+"""Arenas and regions are mapped and unmapped beside the loop: others are answered meanwhile."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 import torch
 
 from tests.support.engine_loop import WAIT_S, GatewayEnd, engine_of
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.loop.arenas import Arenas
 from tilewire.service.engine.loop.ipc import Mailbox
-from tilewire.service.engine.loop.jobs import Call, Client
+from tilewire.service.engine.loop.jobs import Call
+from tilewire.service.engine.tensors.host_mappings import HostMappings
+from tilewire.service.engine.tensors.shm_files import FOLDER
 from tilewire.service.ipc.arena import Segment
-from tilewire.service.ipc.messages import DescribeKernels, Kernels, Welcome
+from tilewire.service.ipc.messages import (
+    DescribeKernels,
+    Kernels,
+    RegionInfo,
+    RegionList,
+    RegisterRegion,
+    UnregisterRegion,
+    Welcome,
+)
 
 
 class SlowDriver(CpuBackend):
@@ -30,6 +40,11 @@ class SlowDriver(CpuBackend):
         assert self.may_map.wait(WAIT_S)
         return super().attach(segment)
 
+    def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor:  # type: ignore[override]
+        self.maps.set()
+        assert self.may_map.wait(WAIT_S)
+        return torch.zeros(nbytes, dtype=torch.uint8)
+
     def detach(self, mapped: torch.Tensor) -> None:
         self.unmaps.set()
         assert self.may_unmap.wait(WAIT_S)
@@ -39,13 +54,6 @@ class SlowDriver(CpuBackend):
     def allow(self) -> None:
         self.may_map.set()
         self.may_unmap.set()
-
-
-class BrokenDriver(CpuBackend):
-    """Maps nothing."""
-
-    def attach(self, segment: Segment) -> torch.Tensor:
-        raise MemoryError("no pages")
 
 
 class Scene:
@@ -124,13 +132,50 @@ def test_an_engine_ends_when_what_it_unmaps_is_unmapped() -> None:
     assert scene.driver.has_unmapped.is_set()
 
 
-def test_what_fails_with_an_arena_is_raised_in_the_loop() -> None:
+@pytest.fixture
+def region() -> Iterator[RegionInfo]:
+    path = FOLDER / f"tests-{uuid4().hex}"
+    path.write_bytes(bytes(4096))
+    yield RegionInfo("r", path.name, 0, 4096)
+    path.unlink()
+
+
+def test_a_region_is_answered_when_it_is_mapped_and_others_meanwhile(scene: Scene, region: RegionInfo) -> None:
+    scene.first.send(RegisterRegion(2, region))
+    assert scene.driver.maps.wait(WAIT_S)
+    assert scene.asks()
+    scene.driver.may_map.set()
+    answer = scene.first.receive()
+    assert isinstance(answer, RegionList)
+    assert [one.name for one in answer.regions] == ["r"]
+
+
+def test_unregistering_is_answered_when_the_memory_is_free_and_others_meanwhile(
+    scene: Scene, region: RegionInfo
+) -> None:
+    scene.driver.may_map.set()
+    scene.first.send(RegisterRegion(2, region))
+    assert isinstance(scene.first.receive(), RegionList)
+    scene.first.send(UnregisterRegion(3, "r"))
+    assert scene.driver.unmaps.wait(WAIT_S)
+    assert scene.asks()
+    assert not scene.driver.has_unmapped.is_set()
+    scene.driver.may_unmap.set()
+    assert isinstance(scene.first.receive(), RegionList)
+    assert scene.driver.has_unmapped.is_set()
+
+
+def test_what_fails_beside_the_loop_is_raised_in_it() -> None:
     mailbox = Mailbox()
-    arenas = Arenas(BrokenDriver("cpu"), mailbox, lambda _client: None)
-    arenas.map(Client("gateway-0", Segment.create("tests", 4096), lambda _message: None))
+    mappings = HostMappings(lambda call: mailbox.post(Call(call)))
+
+    def work() -> None:
+        raise MemoryError("no pages")
+
+    mappings.begin(work, lambda _: None)
     (event,) = mailbox.take(WAIT_S)
     assert isinstance(event, Call)
     with pytest.raises(MemoryError, match="no pages"):
         event.call()
-    arenas.close()
+    mappings.close()
     mailbox.close()
