@@ -1,4 +1,4 @@
-"""The transport of `_sockets` for asyncio: the same heads and connections, awaited.
+"""The transport of `sockets.py` for asyncio: the same heads, answers and connections, awaited.
 
 A call of 16 KiB costs a tenth of what httpx takes on asyncio. ADR 0022 has the figures.
 """
@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import io
 import socket
 from collections import deque
 from collections.abc import Mapping
-from email.message import Message
 
-from tilewire._transport.sockets import MAX_IDLE, STEP_BYTES, HeadWriter, is_readable, memory_for
+from tilewire._transport.answers import STEP_BYTES, read_answer
+from tilewire._transport.sockets import MAX_IDLE, HeadWriter, is_readable
 from tilewire._transport.wire import Call, Reply, failed
-
-_END_OF_HEAD = b"\r\n\r\n"
-_MAX_HEAD_BYTES = 2**16
-_READ_BYTES = 2**16
 
 
 class AsyncSocketTransport:
@@ -111,8 +106,6 @@ class _Exchange:
         self._limit = limit
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        # Bytes that were received and not yet used.
-        self._rest = bytearray()
 
     async def run(self, head: bytes) -> tuple[Reply, bool]:
         """Sends the request, receives the answer; also whether the connection can be kept."""
@@ -122,15 +115,18 @@ class _Exchange:
         except (BrokenPipeError, ConnectionResetError) as error:
             # A server may refuse a body and close before all of it was sent: its answer is there to read.
             broken = error
+        reading = read_answer(self._call)
         try:
-            status, version, headers = await self._head()
-            while status < 200:
-                status, version, headers = await self._head()
-            body, is_whole = await self._body(status, headers)
+            space = next(reading)
+            while True:
+                count = await self._loop.sock_recv_into(self._connection, space)
+                self._went_on()
+                space = reading.send(count)
+        except StopIteration as done:
+            reply, is_kept = done.value
         except (ConnectionError, http.client.HTTPException) as error:
             raise broken or error from error
-        closes = "close" in (headers.get("connection") or "").lower() or version == "HTTP/1.0"
-        return Reply(status, headers, body), is_whole and not closes and broken is None and not self._rest
+        return reply, is_kept and broken is None
 
     async def _send(self, head: bytes) -> None:
         call = self._call
@@ -148,77 +144,6 @@ class _Exchange:
                 self._went_on()
                 if call.progress is not None:
                     call.progress(sent, total)
-
-    async def _head(self) -> tuple[int, str, Message]:
-        while (end := self._rest.find(_END_OF_HEAD)) < 0:
-            if len(self._rest) > _MAX_HEAD_BYTES:
-                raise http.client.LineTooLong("head")
-            await self._more()
-        head = bytes(self._rest[: end + len(_END_OF_HEAD)])
-        del self._rest[: len(head)]
-        first, _, fields = head.partition(b"\r\n")
-        words = first.decode("latin-1").split(None, 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdecimal():
-            raise http.client.BadStatusLine(first.decode("latin-1"))
-        return int(words[1]), words[0], http.client.parse_headers(io.BytesIO(fields))
-
-    async def _body(self, status: int, headers: Message) -> tuple[memoryview, bool]:
-        if self._call.method == "HEAD" or status in (204, 304):
-            return memoryview(b""), True
-        if "chunked" in (headers.get("transfer-encoding") or "").lower():
-            return await self._chunked(), True
-        length = headers.get("content-length") or ""
-        if not length.isdecimal():
-            while await self._more(is_end_allowed=True):
-                pass
-            body, self._rest = self._rest, bytearray()
-            return memoryview(body), False
-        return await self._sized(memory_for(self._call, status, int(length))), True
-
-    async def _sized(self, body: memoryview) -> memoryview:
-        received = min(len(self._rest), body.nbytes)
-        body[:received] = self._rest[:received]
-        del self._rest[:received]
-        while received < body.nbytes:
-            count = await self._loop.sock_recv_into(self._connection, body[received : received + STEP_BYTES])
-            if not count:
-                raise http.client.IncompleteRead(b"", body.nbytes - received)
-            received += count
-            self._went_on()
-            if self._call.progress is not None:
-                self._call.progress(received, body.nbytes)
-        return body
-
-    async def _chunked(self) -> memoryview:
-        body = bytearray()
-        while size := int((await self._line()).partition(b";")[0], 16):
-            body += await self._exactly(size)
-            await self._line()
-        while await self._line():
-            pass
-        return memoryview(body)
-
-    async def _line(self) -> bytes:
-        while (end := self._rest.find(b"\r\n")) < 0:
-            await self._more()
-        line = bytes(self._rest[:end])
-        del self._rest[: end + 2]
-        return line
-
-    async def _exactly(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            await self._more()
-        piece = bytes(self._rest[:size])
-        del self._rest[:size]
-        return piece
-
-    async def _more(self, *, is_end_allowed: bool = False) -> bool:
-        piece = await self._loop.sock_recv(self._connection, _READ_BYTES)
-        if not piece and not is_end_allowed:
-            raise http.client.RemoteDisconnected("the server closed the connection without an answer")
-        self._rest += piece
-        self._went_on()
-        return bool(piece)
 
     def _went_on(self) -> None:
         if self._timeout_s is not None:
