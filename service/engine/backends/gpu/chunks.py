@@ -16,7 +16,7 @@ from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.single import empty_outputs
 from tilewire.service.engine.backends.gpu.staging import Staging, move
-from tilewire.service.engine.backends.host import bytes_of, dtype_name
+from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.ops.op import KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.op import TensorType
@@ -134,9 +134,8 @@ class Chunked:
     ) -> None:
         """Copies the rows of one chunk on the current stream: to the device, or from it. `place` has all rows, on the host."""
         row_bytes = place.type.nbytes // self._chunks.rows
-        there = bytes_of(place)[span[0] * row_bytes : span[1] * row_bytes]
         here = rows.reshape(-1).view(torch.uint8)
-        self._staging.copy(move(here, there, is_foreign=place.is_foreign, is_gather=is_gather), held)
+        self._staging.copy(move(here, place, is_gather=is_gather, skipped=span[0] * row_bytes), held)
 
 
 def _rows_of(whole: torch.Tensor, chunks: Chunks, span: tuple[int, int]) -> torch.Tensor:

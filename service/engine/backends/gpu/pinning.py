@@ -10,7 +10,8 @@ import time
 
 import torch
 
-# Seams are at multiples of this address. A piece takes the driver some 2 ms, and a copy of it goes at the bus's full rate.
+# Seams are at multiples of this from where the memory begins. A piece takes the driver some 2 ms, and a copy of it goes at
+# the bus's full rate.
 PIECE_BYTES = 32 * 2**20
 # The driver's lock is not fair: without a pause, who waits for it can wait for many pieces.
 PAUSE_S = 0.0005
@@ -23,7 +24,7 @@ def pin(memory: torch.Tensor) -> int:
         0, or the driver's error: then nothing of it is pinned.
     """
     runtime, base = torch.cuda.cudart(), memory.data_ptr()
-    for begin, end in spans_of(base, memory.numel()):
+    for begin, end in spans_of(0, memory.numel()):
         if status := int(runtime.cudaHostRegister(base + begin, end - begin, 0)):
             unpin(memory[:begin])
             return status
@@ -34,18 +35,22 @@ def pin(memory: torch.Tensor) -> int:
 def unpin(memory: torch.Tensor) -> None:
     """Undoes `pin`."""
     runtime, base = torch.cuda.cudart(), memory.data_ptr()
-    for begin, _ in spans_of(base, memory.numel()):
+    for begin, _ in spans_of(0, memory.numel()):
         runtime.cudaHostUnregister(base + begin)
         time.sleep(PAUSE_S)
 
 
-def spans_of(address: int, nbytes: int) -> list[tuple[int, int]]:
-    """Cuts memory at the seams.
+def spans_of(offset: int, nbytes: int) -> list[tuple[int, int]]:
+    """Cuts bytes of pinned memory at its seams.
+
+    Args:
+        offset: From where the memory begins.
+        nbytes: From there.
 
     Returns:
-        Begin and end of each part, counted from `address`.
+        Begin and end of each part, counted from `offset`.
     """
-    first = PIECE_BYTES - address % PIECE_BYTES
+    first = PIECE_BYTES - offset % PIECE_BYTES
     if nbytes <= first:
         return [(0, nbytes)] if nbytes else []
     begins = [0, *range(first, nbytes, PIECE_BYTES)]

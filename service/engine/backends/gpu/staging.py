@@ -14,7 +14,7 @@ from tilewire.kernels.copy.op import CopyRange, copy_ranges
 from tilewire.kernels.runtime.layouts import ROW_BYTES, row_step
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.gpu.pinning import spans_of
-from tilewire.service.engine.backends.host import TORCH_DTYPES, bytes_of, shaped, tensor_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES, shaped, tensor_of
 
 # From here an operand goes by the copy engine even beside others. The copying kernel saves calls, of which there are
 # few, and takes multiprocessors from the batch that computes. The driver moves copies of this size from pinned memory
@@ -106,7 +106,7 @@ class Staging:
             flat = result.reshape(-1).view(torch.uint8)
             held.append(flat)
             for piece, out in zip(flat.split([out.type.nbytes for out in outs]), outs, strict=True):
-                ranges += move(piece, bytes_of(out), is_foreign=out.is_foreign, is_gather=False)
+                ranges += move(piece, out, is_gather=False)
         self.copy(ranges, held)
 
     def can_address(self, places: Sequence[HostBytes]) -> bool:
@@ -137,7 +137,7 @@ class Staging:
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
         ranges = []
         for piece, source in zip(flat.split(sizes), sources, strict=True):
-            ranges += move(piece, bytes_of(source), is_foreign=source.is_foreign, is_gather=True)
+            ranges += move(piece, source, is_gather=True)
         self.copy(ranges, held)
         held.append(flat)
         if len(sources) == 1:
@@ -156,24 +156,26 @@ def _is_few(places: Sequence[HostBytes]) -> bool:
     return len(places) == 1 or all(place.type.nbytes >= LARGE_BYTES for place in places)
 
 
-def move(device: torch.Tensor, host: torch.Tensor, *, is_foreign: bool, is_gather: bool) -> list[CopyRange]:
-    """Queues copies between flat bytes on the device and on the host, by the copy engine, on the current stream.
+def move(device: torch.Tensor, place: HostBytes, *, is_gather: bool, skipped: int = 0) -> list[CopyRange]:
+    """Queues copies between flat bytes on the device and those of a place, by the copy engine, on the current stream.
 
     Args:
         device: uint8 (n,).
-        host: uint8 (n,).
-        is_foreign: `host` lies in a client's region. The driver might do a small copy with the CPU, which must not touch it.
+        place: On the host; its rows have no pitch.
         is_gather: To the device; else from it.
+        skipped: Bytes of the place before the n that are copied.
 
     Returns:
-        Copies that are left for a kernel: the small ones of a region.
+        Copies that are left for a kernel: the small ones of a region. The driver might do them with the CPU, which must not
+        touch a region.
     """
-    ranges = []
-    for begin, end in spans_of(host.data_ptr(), host.numel()):
+    assert not place.pitch, "This is a bug: the rows do not follow one another."
+    ranges, first = [], place.offset + skipped
+    for begin, end in spans_of(first, device.numel()):
         # Most copies lie in one piece.
-        is_whole = end - begin == host.numel()
-        here, there = (device, host) if is_whole else (device[begin:end], host[begin:end])
-        if is_foreign and end - begin < LARGE_BYTES:
+        here = device if end - begin == device.numel() else device[begin:end]
+        there = place.mapped[first + begin : first + end]
+        if place.is_foreign and end - begin < LARGE_BYTES:
             ends = (there, here) if is_gather else (here, there)
             ranges.append(CopyRange(ends[0].data_ptr(), ends[1].data_ptr(), end - begin))
         elif is_gather:

@@ -7,14 +7,16 @@ import ctypes
 import pytest
 import torch
 
+from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.gpu.pinning import PIECE_BYTES, spans_of
 from tilewire.service.engine.backends.gpu.staging import LARGE_BYTES, move
+from tilewire.service.ops.op import TensorType
 
 P = PIECE_BYTES
 
 
 @pytest.mark.parametrize(
-    ("address", "nbytes", "spans"),
+    ("offset", "nbytes", "spans"),
     [
         (0, 0, []),
         (P - 1, 0, []),
@@ -26,8 +28,8 @@ P = PIECE_BYTES
         (7 * P, 2 * P + 1, [(0, P), (P, 2 * P), (2 * P, 2 * P + 1)]),
     ],
 )
-def test_seams_are_at_multiples_of_an_address(address: int, nbytes: int, spans: list[tuple[int, int]]) -> None:
-    assert spans_of(address, nbytes) == spans
+def test_seams_are_at_multiples_of_an_offset(offset: int, nbytes: int, spans: list[tuple[int, int]]) -> None:
+    assert spans_of(offset, nbytes) == spans
 
 
 @pytest.mark.parametrize("is_gather", [True, False])
@@ -35,13 +37,14 @@ def test_seams_are_at_multiples_of_an_address(address: int, nbytes: int, spans: 
 @pytest.mark.parametrize("tail", [1, LARGE_BYTES - 1, LARGE_BYTES])
 def test_every_byte_is_moved_once(is_gather: bool, is_foreign: bool, tail: int) -> None:
     memory = torch.zeros(3 * P, dtype=torch.uint8)
-    # Some 5 MiB, a whole piece, and the tail in a third.
-    begin = (P - 5 * 2**20 - memory.data_ptr()) % P
-    host = memory[begin : begin + 5 * 2**20 + P + tail]
+    # After one byte 5 MiB, a whole piece, and the tail in a third.
+    begin, nbytes = P - 5 * 2**20, 5 * 2**20 + P + tail
+    place = HostBytes(memory, TensorType("int8", (1 + nbytes,)), begin - 1, is_foreign=is_foreign)
+    host = memory[begin : begin + nbytes]
     device = torch.zeros_like(host)
     source, target = (host, device) if is_gather else (device, host)
     source.copy_(torch.arange(source.numel()).remainder(251).to(torch.uint8))
-    ranges = move(device, host, is_foreign=is_foreign, is_gather=is_gather)
+    ranges = move(device, place, is_gather=is_gather, skipped=1)
     assert [one.nbytes for one in ranges] == ([tail] if is_foreign and tail < LARGE_BYTES else [])
     for one in ranges:
         assert not target[-tail:].any()
