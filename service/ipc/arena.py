@@ -27,9 +27,10 @@ SLOT_ALIGN = 256
 
 # Of Linux 5.14; Python's `mmap` has no name for it.
 MADV_POPULATE_WRITE = 23
-# Threads that clear pages, and what each takes at a time. Memory takes no more than some threads give.
+# Threads that clear pages: memory takes no more than some threads give. What each takes at a time: whatever else of the
+# process maps or unmaps memory waits as long.
 MAX_THREADS = 8
-PIECE_BYTES = 2**26
+PIECE_BYTES = 2**22
 
 _libc = ctypes.CDLL(None)
 
