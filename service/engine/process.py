@@ -44,7 +44,7 @@ from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_copies import HostCopies
-from tilewire.service.engine.tensors.host_mappings import HostMappings
+from tilewire.service.engine.tensors.host_mappings import HostMappings, Mappings
 from tilewire.service.engine.tensors.read_through import ReadThrough
 from tilewire.service.engine.tensors.resident import max_kept
 from tilewire.service.engine.tensors.residents import Residents
@@ -226,6 +226,40 @@ def open_store(
     )
 
 
+def open_tensors(
+    settings: EngineSettings, backend: Backend, metrics: EngineMetrics, mailbox: Mailbox, mappings: Mappings
+) -> TensorStore:
+    """Makes the engine's residents and regions; there are none yet.
+
+    Raises:
+        CannotStart: The folder of `--store` cannot be read.
+    """
+    vault = VaultWriter(settings.vault_fd, settings.index)
+    residents = Residents(
+        backend,
+        settings.resident_bytes,
+        vault,
+        max_kept(),
+        index=settings.index,
+        num_engines=settings.num_engines,
+        board=VersionBoard(settings.board_fd),
+        has_store=settings.store is not None,
+    )
+    regions = Regions(
+        backend,
+        vault,
+        mappings,
+        max_bytes=settings.shared_memory_bytes,
+        max_copied_bytes=settings.max_body_bytes,
+        prefix=settings.shared_memory_prefix,
+    )
+    copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
+    shared = open_store(settings, residents, metrics, mailbox)
+    store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
+    copies.on_done = lambda copy: mailbox.post(Call(partial(store.finish, copy)))
+    return store
+
+
 async def beat_forever(control: child.Control, engine: EngineLoop) -> None:
     """Beats for as long as the device finishes what it is given."""
     while True:
@@ -244,30 +278,9 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     gc.freeze()
     gc.enable()
     metrics = EngineMetrics(sink, backend.identity, version=__version__, restarts=settings.restarts)
-    vault = VaultWriter(settings.vault_fd, settings.index)
-    residents = Residents(
-        backend,
-        settings.resident_bytes,
-        vault,
-        max_kept(),
-        index=settings.index,
-        num_engines=settings.num_engines,
-        board=VersionBoard(settings.board_fd),
-        has_store=settings.store is not None,
-    )
     mailbox = Mailbox()
     mappings = HostMappings(lambda call: mailbox.post(Call(call)))
-    regions = Regions(
-        backend,
-        vault,
-        mappings,
-        max_bytes=settings.shared_memory_bytes,
-        max_copied_bytes=settings.max_body_bytes,
-        prefix=settings.shared_memory_prefix,
-    )
-    copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
-    shared = open_store(settings, residents, metrics, mailbox)
-    store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
+    store = open_tensors(settings, backend, metrics, mailbox, mappings)
     engine = EngineLoop(
         settings.index,
         mailbox,
@@ -278,8 +291,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),
     )
-    copies.on_done = lambda copy: mailbox.post(Call(partial(store.finish, copy)))
-    copies.is_busy = lambda: engine.launched_ns > 0
+    store.copies.is_busy = lambda: engine.launched_ns > 0
     sampler = open_sampler(sink, backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())

@@ -40,10 +40,12 @@ class AdoptingBackend(CpuBackend):
     def __init__(self) -> None:
         super().__init__()
         self.adopted: dict[int, int] = {}
+        self.num_adoptions = 0
 
     def adopt(self, fd: int, offset: int, nbytes: int) -> torch.Tensor:  # type: ignore[override]
         mapped = torch.zeros(nbytes, dtype=torch.uint8)
         self.adopted[mapped.data_ptr()] = nbytes
+        self.num_adoptions += 1
         return mapped
 
     def detach(self, mapped: torch.Tensor) -> None:
@@ -354,6 +356,7 @@ class AnyOrder(RuleBasedStateMachine):
         )
         self.model: dict[str, int] = {}
         self.used: list[Held] = []
+        self.num_registered = 0
 
     @rule(name=st.sampled_from("abc"), pages=st.integers(-1, 5), offset=st.integers(-1, 2 * PAGE))
     def register(self, name: str, pages: int, offset: int) -> None:
@@ -372,6 +375,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.regions.register(asked(name, offset=offset, byte_size=pages * PAGE))
         if wrong is None:
             self.model[name] = pages
+            self.num_registered += 1
 
     @rule(name=st.sampled_from("abc"))
     def unregister(self, name: str) -> None:
@@ -415,8 +419,9 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "regions"):
             return
         assert {info.name: info.byte_size // PAGE for info in self.regions.infos()} == self.model
-        assert num_opened(self.fds) >= len(self.backend.adopted)
-        assert num_opened(self.fds) >= len(self.model)
+        num_unmapped = self.num_registered - self.backend.num_adoptions
+        assert num_opened(self.fds) == len(self.backend.adopted) + num_unmapped
+        assert len(self.backend.adopted) + num_unmapped >= len(self.model)
 
     def teardown(self) -> None:
         if hasattr(self, "regions"):
