@@ -24,10 +24,10 @@ from tilewire.service.engine.loop.jobs import Call
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.host_mappings import HostMappings
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.engine.tensors.transfers import TransferThread
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import (
     FrameDecoder,
@@ -70,10 +70,11 @@ def measure(batch: int, rounds: int) -> list[float]:
     backend, vault, mailbox = IdleBackend("cpu"), VaultWriter(-1), Mailbox()
     metrics = EngineMetrics(NoTotals(), backend.identity, version="0", restarts=0)
     residents = Residents(backend, 2**30, vault)
-    residents.put("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))
     mappings = HostMappings(lambda call: mailbox.post(Call(call)))
     regions = Regions(backend, vault, mappings, max_bytes=0, max_copied_bytes=0)
-    store = TensorStore(backend, residents, regions, metrics, HostCopies(backend, vault))
+    transfers = TransferThread(backend, lambda call: mailbox.post(Call(call)))
+    residents.add([("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))], transfers.run)
+    store = TensorStore(backend, residents, regions, metrics, transfers)
     engine = EngineLoop(0, mailbox, backend, store, mappings, metrics)
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)

@@ -7,6 +7,7 @@ the summed dimension contiguous; for these `b` is stored as (N, K).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,20 @@ def row_step(length: int, item_bytes: int) -> int:
     return -(-given // unit) * unit // item_bytes
 
 
+def zeros_laid_out(like: torch.Tensor, shape: Sequence[int], layout: Layout) -> torch.Tensor:
+    """Zeros whose memory lies as `layout` says, rows padded.
+
+    Args:
+        like: Gives dtype and device.
+        shape: (…, rows, columns).
+        layout: from `preferred_layout`.
+    """
+    *outer, rows, columns = shape
+    count, length = (columns, rows) if layout.is_k_major else (rows, columns)
+    placed = like.new_zeros((*outer, count, row_step(length, like.element_size())))[..., :length]
+    return placed.mT if layout.is_k_major else placed
+
+
 def lay_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A copy of `tensor` (the same shape and values) whose memory lies as `layout` says.
 
@@ -70,9 +85,4 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         tensor: (…, rows, columns), any strides.
         layout: from `preferred_layout`.
     """
-    source = tensor.mT if layout.is_k_major else tensor
-    *outer, length = source.shape
-    storage = tensor.new_zeros((*outer, row_step(length, tensor.element_size())))
-    placed = storage[..., :length]
-    placed.copy_(source)
-    return placed.mT if layout.is_k_major else placed
+    return zeros_laid_out(tensor, tensor.shape, layout).copy_(tensor)

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,12 +42,12 @@ from tilewire.service.engine.ops.registry import check_registries
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
 from tilewire.service.engine.tensors.folder import StoreFolder
-from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.host_mappings import HostMappings, Mappings
 from tilewire.service.engine.tensors.read_through import ReadThrough
 from tilewire.service.engine.tensors.resident import max_kept
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.engine.tensors.transfers import Transfers, TransferThread
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.supervisor import child
 from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
@@ -57,6 +56,9 @@ from tilewire.service.telemetry.counters import Figures, Sink
 
 # A launch is predicted to take milliseconds, and the largest that fits takes seconds: one that takes this long hangs.
 MAX_LAUNCH_S = 60.0
+# How long a thread that waits for the interpreter leaves it to another, which may be the loop that polls. The thread that moves
+# tensors waits several times for each piece: Python's 5 ms are many times what a piece takes.
+SWITCH_S = 0.0005
 
 
 class ThreadSafeSink:
@@ -154,12 +156,12 @@ def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.
         for path in paths:
             report("residents", len(residents), 0)
             with leaving_out():
-                load(residents, path)
+                load(residents, path, store.transfers.run)
     # First what no other device has.
     own = {kept.name for kept in settings.kept.tensors if kept.info is not None and settings.index in kept.info.engines}
     for kept in sorted(settings.kept.tensors, key=lambda kept: kept.name not in own):
         report("residents", len(residents), 0)
-        residents.restore(kept)
+        store.restore(kept)
     residents.versions = list(settings.kept.versions)
     if settings.restarts:
         residents.mark()
@@ -227,7 +229,12 @@ def open_store(
 
 
 def open_tensors(
-    settings: EngineSettings, backend: Backend, metrics: EngineMetrics, mailbox: Mailbox, mappings: Mappings
+    settings: EngineSettings,
+    backend: Backend,
+    metrics: EngineMetrics,
+    mailbox: Mailbox,
+    mappings: Mappings,
+    transfers: Transfers,
 ) -> TensorStore:
     """Makes the engine's residents and regions; there are none yet.
 
@@ -253,11 +260,8 @@ def open_tensors(
         max_copied_bytes=settings.max_body_bytes,
         prefix=settings.shared_memory_prefix,
     )
-    copies = HostCopies(backend, vault, settings.host_copy_bytes_per_s)
     shared = open_store(settings, residents, metrics, mailbox)
-    store = TensorStore(backend, residents, regions, metrics, copies, VaultFollower(settings.vault_fd), shared)
-    copies.on_done = lambda copy: mailbox.post(Call(partial(store.finish, copy)))
-    return store
+    return TensorStore(backend, residents, regions, metrics, transfers, VaultFollower(settings.vault_fd), shared)
 
 
 async def beat_forever(control: child.Control, engine: EngineLoop) -> None:
@@ -277,10 +281,12 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     backend = open_backend(settings.device, batch_invariant=settings.batch_invariant)
     gc.freeze()
     gc.enable()
+    sys.setswitchinterval(SWITCH_S)
     metrics = EngineMetrics(sink, backend.identity, version=__version__, restarts=settings.restarts)
     mailbox = Mailbox()
     mappings = HostMappings(lambda call: mailbox.post(Call(call)))
-    store = open_tensors(settings, backend, metrics, mailbox, mappings)
+    transfers = TransferThread(backend, lambda call: mailbox.post(Call(call)), settings.host_copy_bytes_per_s)
+    store = open_tensors(settings, backend, metrics, mailbox, mappings, transfers)
     engine = EngineLoop(
         settings.index,
         mailbox,
@@ -291,7 +297,7 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
         caps_of(settings, backend.identity),
         poll_ns=int(settings.busy_poll_s * 1e9),
     )
-    store.copies.is_busy = lambda: engine.launched_ns > 0
+    transfers.is_busy = lambda: engine.launched_ns > 0
     sampler = open_sampler(sink, backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
     accepting = asyncio.create_task(server.accept_forever())

@@ -69,6 +69,8 @@ def test_races_are_short_turns_and_their_choices_are_right(tmp_path):
         install(target, None)
 
 
+# It takes the device's whole memory.
+@pytest.mark.alone
 def test_a_request_without_memory_ends_the_race_and_has_its_memory():
     backend = GpuBackend("cuda:0")
     hogs: list[torch.Tensor] = []
@@ -83,14 +85,14 @@ def test_a_request_without_memory_ends_the_race_and_has_its_memory():
         torch.cuda.empty_cache()
         taken = torch.cuda.memory_allocated() - before
         source = HostBytes(torch.zeros(taken * 3 // 4, dtype=torch.uint8), TensorType("int8", (taken * 3 // 4,)), 0)
-        # Other tests on this GPU take and free memory meanwhile.
+        # Other processes on this GPU may free memory meanwhile.
         while (free := torch.cuda.mem_get_info()[0]) > taken * 5 // 8:
             with contextlib.suppress(torch.OutOfMemoryError):
                 hogs.append(torch.empty(free - taken // 2, dtype=torch.uint8, device=DEVICE))
         with pytest.raises(TooBusy, match="no memory"):
-            backend.upload(source)
+            backend.reserve(source)
         assert torch.cuda.memory_allocated() <= before + sum(hog.numel() for hog in hogs) + 2**20
-        assert backend.upload(source).numel() == source.type.nbytes
+        assert backend.reserve(source).numel() == source.type.nbytes
         # There is too little memory for a race now: tuning goes on without one.
         while backend.tune():
             pass

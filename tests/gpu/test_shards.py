@@ -19,6 +19,7 @@ import torch
 
 import tilewire
 from tests.support.live_server import serving
+from tests.support.transfers import download, uploaded
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.host import TORCH_DTYPES
 from tilewire.service.ipc.arena import Segment
@@ -140,27 +141,32 @@ def median_s(run: Callable[[], object], count: int = 50) -> float:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize(("shape", "axis"), [((37, 1001), -1), ((1001, 37), -2), ((3, 40, 50), -2), ((5, 8, 7), -1)])
-@pytest.mark.parametrize("is_attached", [True, False], ids=["pinned", "not pinned"])
-def test_parts_are_written_where_they_belong(dtype: str, shape: tuple[int, ...], axis: int, is_attached: bool) -> None:
+@pytest.mark.parametrize("way", ["pinned", "not pinned", "download"])
+def test_parts_are_written_where_they_belong(dtype: str, shape: tuple[int, ...], axis: int, way: str) -> None:
     # Not at the top: it imports Triton, which the kernels' tests put into its interpreter first.
     from tilewire.service.engine.backends.gpu.backend import GpuBackend
+    from tilewire.service.engine.backends.gpu.staging import Staging
 
     backend, kind = GpuBackend("cuda:0"), TensorType(dtype, shape)
-    segment = Segment.create("parts", 2**20)
+    segment, staging = Segment.create("parts", 2**20), Staging(torch.device("cuda:0"))
     mapped = backend.attach(segment)
-    if not is_attached:
-        backend.detach(mapped)
+    if way == "pinned":
+        staging.add_mapped(mapped)
     whole = torch.arange(kind.num_elements).remainder(97).to(TORCH_DTYPES[dtype]).view(shape)
     mapped.fill_(7)
     for index in range(3):
         part = part_of(kind, axis, index, 3)
         cut = whole.narrow(axis, part.begin, part.end - part.begin).contiguous()
-        held = backend.upload(HostBytes(cut.view(-1).view(torch.uint8), part.type_of(kind), 0))
+        held = uploaded(backend, HostBytes(cut.view(-1).view(torch.uint8), part.type_of(kind), 0))
+        if way == "download":
+            download(backend, held, HostBytes(mapped, kind, 256), part)
+            continue
         rows, pitch = part.rows_in(kind)
-        backend.download(held, HostBytes(mapped, rows, 256 + part.offset_in(kind), pitch=pitch))
+        out = HostBytes(mapped, rows, 256 + part.offset_in(kind), pitch=pitch)
+        staging.scatter([(held.contiguous().view(rows.shape), [out])], [])
+        torch.cuda.synchronize()
     got = mapped[256 : 256 + kind.nbytes].clone().view(TORCH_DTYPES[dtype]).view(shape)
     torch.testing.assert_close(got, whole, rtol=0, atol=0)
     assert (mapped[:256] == 7).all()
     assert (mapped[256 + kind.nbytes :][:256] == 7).all()
-    if is_attached:
-        backend.detach(mapped)
+    backend.detach(mapped)

@@ -19,6 +19,7 @@ import torch
 
 from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import Array
+from tests.support.transfers import download, uploaded
 from tilewire.service.cli.launch import running_server
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.pinning import PIECE_BYTES, pin, unpin
@@ -234,9 +235,9 @@ def test_tensors_over_seams_come_and_go_whole(elements: int, offset: int) -> Non
     target = HostBytes(mapped, kind, 4 * PIECE_BYTES + offset)
     values = torch.arange(elements, dtype=torch.float32)
     tensor_of(source).copy_(values)
-    held = backend.upload(source)
+    held = uploaded(backend, source)
     torch.testing.assert_close(held.cpu(), values, rtol=0, atol=0)
-    backend.download(held, target)
+    download(backend, held, target)
     torch.testing.assert_close(tensor_of(target), values, rtol=0, atol=0)
     backend.begin([launch_of(OPS["add"], AddOptions(), {"a": source, "b": target}, [target])]).wait()
     torch.testing.assert_close(tensor_of(target), 2 * values, rtol=0, atol=0)

@@ -14,7 +14,7 @@ import torch
 
 import tilewire
 from tests.support.live_server import LiveServer, serving
-from tilewire.service.engine.tensors.host_copies import pieces_of
+from tilewire.service.engine.tensors.transfers import pieces_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -78,11 +78,9 @@ def test_the_copier_copies_beside_the_batches(rows: int, columns: int) -> None:
 
     copier = GpuBackend("cuda:0").open_copier()
     tensor = torch.randn(rows, columns + 1, device="cuda")[:, : columns + columns % 2]
-    whole = torch.empty(tensor.nbytes, dtype=torch.uint8)
+    whole = torch.empty(tensor.shape)
     # As a result is when its copy begins: the copier's stream awaits no other.
     torch.cuda.synchronize()
-    at = 0
-    for piece in pieces_of(tensor):
-        copier.copy(piece, whole[at : at + piece.nbytes])
-        at += piece.nbytes
-    assert torch.equal(whole.view(torch.float32).view(tensor.shape), tensor.cpu())
+    for piece, place in pieces_of(tensor, whole):
+        copier.copy(piece, place)
+    assert torch.equal(whole, tensor.cpu())

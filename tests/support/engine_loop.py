@@ -13,10 +13,10 @@ from tilewire.service.engine.loop.jobs import Call
 from tilewire.service.engine.loop.loop import EngineLoop
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.host_mappings import HostMappings
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.engine.tensors.transfers import TransferThread
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import FrameDecoder, Hello, ToGateway, encode_frame
 from tilewire.service.supervisor.vault import VaultWriter
@@ -63,5 +63,6 @@ def engine_of(mailbox: Mailbox, backend: CpuBackend | None = None) -> tuple[Engi
     metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
     mappings = HostMappings(lambda call: mailbox.post(Call(call)))
     regions = Regions(backend, vault, mappings, max_bytes=2**20, max_copied_bytes=2**20)
-    store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, HostCopies(backend, vault))
+    transfers = TransferThread(backend, lambda call: mailbox.post(Call(call)))
+    store = TensorStore(backend, Residents(backend, 2**20, vault), regions, metrics, transfers)
     return EngineLoop(0, mailbox, backend, store, mappings, metrics), store

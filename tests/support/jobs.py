@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from tests.support.mappings import MappedAtOnce
+from tests.support.resident_chain import put
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.backends.host import dtype_name, tensor_of
@@ -132,7 +133,7 @@ class JobBench:
             name = f"w{len(self._names)}"
             kind = TensorType(dtype_name(values.dtype), tuple(values.shape))
             flat = values.contiguous().view(-1).view(torch.uint8)
-            self.residents.put(name, HostBytes(flat, kind, 0))
+            put(self.residents, name, HostBytes(flat, kind, 0))
             # The tensor is held, so that no other gets its identity.
             self._names[id(values)] = (name, values)
         return self._names[id(values)][0]

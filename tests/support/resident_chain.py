@@ -15,10 +15,15 @@ import torch
 
 from tests.support.tensor_bodies import Array
 from tilewire.service.engine.backends.contract import HostBytes
-from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.backends.cpu import CpuBackend, HostCopier
 from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.ipc.board import VersionBoard, home_of
+from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.match import Match
 from tilewire.service.ops.op import TensorType
+from tilewire.service.placement import Placement
+from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultFeed, VaultFollower, VaultReader, VaultWriter
 
 
@@ -29,6 +34,56 @@ def source(array: Array) -> HostBytes:
 
 def residents(quota: int = 10_000, vault: VaultWriter | None = None) -> Residents:
     return Residents(CpuBackend(), quota, vault or VaultWriter(-1), clock=lambda: 12.5)
+
+
+def put(
+    held: Residents,
+    name: str,
+    source: HostBytes,
+    placement: Placement = "replicate",
+    axis: int = 0,
+    match: Match | None = None,
+) -> tuple[TensorInfo, bool]:
+    """Uploads a tensor to the home engine of its name; its description, and whether it replaced another."""
+    held.check_match(name, match)
+    ticket, info = receive(held, name, source, placement, axis)
+    try:
+        return held.order_here(info, ticket, match)
+    finally:
+        held.release(ticket)
+
+
+def receive(
+    held: Residents, name: str, source: HostBytes, placement: Placement = "replicate", axis: int = 0
+) -> tuple[int, TensorInfo]:
+    """Uploads a tensor, or a part of it, which waits for its version; its ticket and description."""
+    arrival = held.receive(name, source, placement, axis)
+    run(arrival.steps)
+    if arrival.fd >= 0:
+        held.set_copy(arrival.ticket, arrival.fd)
+    return arrival.ticket, arrival.resident.info
+
+
+def run(steps: Steps) -> None:
+    """Brings a tensor."""
+    for _ in steps(HostCopier()):
+        pass
+
+
+def follow(held: Residents, change: Kept) -> None:
+    """Takes over a change, with its tensor."""
+    arrival = held.follow(change)
+    if arrival is not None:
+        run(arrival.steps)
+        held.end_follow(change, arrival, None)
+
+
+def restore(held: Residents, kept: Kept) -> None:
+    """Takes over what the vault has, with its tensor."""
+    arrival = held.restore(kept)
+    if arrival is not None:
+        run(arrival.steps)
+        held.end_restore(arrival)
 
 
 def values(held: Residents, name: str) -> list[float]:
@@ -79,7 +134,7 @@ class Chain:
         begun = engine(1, self.board, VaultWriter(-1))
         with self.vault.handover(1) as kept:
             for one in kept.tensors:
-                begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
+                restore(begun, msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
             begun.versions = list(kept.versions)
         follower = VaultFollower(self.follower_end.fileno())
         self._stack.callback(follower.close)
@@ -99,7 +154,7 @@ def restored(chain: Chain, index: int, name: str) -> list[float]:
     begun = engine(index, chain.board, VaultWriter(-1))
     with chain.vault.handover(index) as kept:
         for one in kept.tensors:
-            begun.restore(msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
+            restore(begun, msgspec.structs.replace(one, fd=os.dup(one.fd) if one.fd >= 0 else -1))
     return values(begun, name)
 
 
@@ -143,5 +198,5 @@ def fed(chain: Chain, held: Residents) -> None:
     """Brings what the vault has fed to the engine that follows."""
     follower = VaultFollower(chain.follower_end.fileno())
     for change in follower.take():
-        held.follow(change)
+        follow(held, change)
     follower.close()

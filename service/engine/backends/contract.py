@@ -21,6 +21,10 @@ from tilewire.service.ops.op import AnyOp, OpOptions, TensorType
 # part of a cycle, they are out of the garbage collector's sight, which halves it again.
 
 
+# Bytes that a `Copier` moves at once: enough for the bus's full rate, in a fraction of a millisecond.
+PIECE_BYTES = 4 * 2**20
+
+
 class DeviceLost(Exception):
     """The device's context is unusable: only a new process helps."""
 
@@ -180,14 +184,27 @@ class Running(Protocol):
 
 
 class Copier(Protocol):
-    """Copies residents to the host beside the batches; used by one thread that is not the loop's."""
+    """Copies residents between the host and the device beside the batches; used by one thread that is not the loop's."""
+
+    def fill(self, piece: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies to a piece of a tensor on the device and waits for it.
+
+        Args:
+            piece: Part of what `Backend.reserve` gave, with any strides.
+            source: The same part on the host, of its dtype and shape, with any strides.
+
+        Raises:
+            DeviceLost: The device failed.
+            TooBusy: No memory on the device.
+        """
+        ...
 
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
         """Copies a piece of a tensor to the host and waits for it.
 
         Args:
             piece: On the device, with any strides; what computed it has ended.
-            into: Flat uint8 tensor of the same length in the host's memory.
+            into: On the host, of its dtype and shape, with any strides.
 
         Raises:
             DeviceLost: The device failed.
@@ -266,16 +283,15 @@ class Backend(Protocol):
         """Memory of our own for bytes that are copied through a descriptor, as a flat uint8 tensor."""
         ...
 
-    def upload(self, source: HostBytes) -> torch.Tensor:
-        """Makes a tensor resident.
+    def reserve(self, kept: HostBytes) -> torch.Tensor:
+        """Makes memory for a resident, which a `Copier` fills.
+
+        Args:
+            kept: Memory of ours for its bytes, in C order, for as long as it is referenced. It may be the resident itself.
 
         Raises:
             TooBusy: No memory on the device.
         """
-        ...
-
-    def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
-        """Writes a resident tensor to the host."""
         ...
 
     def open_copier(self) -> Copier:

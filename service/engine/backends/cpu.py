@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from tilewire.service.engine.backends.contract import HostBytes, Identity, LaunchSpec, Preparation, Report, device_of
-from tilewire.service.engine.backends.host import TORCH_DTYPES, tensor_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, tensor_of
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ipc.arena import Segment
@@ -41,9 +41,14 @@ class Finished:
 class HostCopier:
     """Copies within the host's memory."""
 
+    def fill(self, piece: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies a piece, unless the resident is the host copy itself."""
+        if piece.data_ptr() != source.data_ptr():
+            copy_with_one_thread(source, piece)
+
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
-        """Copies a piece; torch lets go of the GIL."""
-        into.copy_(piece.contiguous().view(-1).view(torch.uint8))
+        """Copies a piece."""
+        copy_with_one_thread(piece, into)
 
 
 class CpuBackend:
@@ -85,12 +90,11 @@ class CpuBackend:
     def host_buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
 
-    def upload(self, source: HostBytes) -> torch.Tensor:
-        """The host copy itself is the resident tensor."""
-        return tensor_of(source, self._alignment)
-
-    def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
-        tensor_of(into).copy_(tensor.reshape(into.type.shape))
+    def reserve(self, kept: HostBytes) -> torch.Tensor:
+        """The host copy itself is the resident tensor, where its address suits every kernel."""
+        if (kept.mapped.data_ptr() + kept.offset) % self._alignment:
+            return torch.empty(kept.type.shape, dtype=TORCH_DTYPES[kept.type.dtype])
+        return tensor_of(kept, self._alignment)
 
     def open_copier(self) -> HostCopier:
         return HostCopier()

@@ -97,7 +97,7 @@ class Client:
         mapped: The segment as the backend sees it; None until it is mapped, and when it is no longer.
         waiting: Queued jobs by id.
         plans: Job plans by number of their template.
-        num_launched: Number of its jobs on the device.
+        num_launched: Number of its jobs on the device, and of transfers from and to its segment.
         is_gone: Whether its link is lost; it is detached when nothing of it runs.
         tickets: Tensors that wait for it to bring their version.
     """

@@ -105,6 +105,7 @@ class EngineLoop:
         self._bindings = Bindings(store.residents)
         self._mappings = mappings
         self._arenas = Arenas(backend, mappings, self._welcome)
+        store.on_moved = self._detach_if_done
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._poll_ns = poll_ns
@@ -166,7 +167,7 @@ class EngineLoop:
             self._hand_over_metrics()
             if self._may_tune and self._idle_for_ns() >= IDLE_NS:
                 self._tune()
-            if self._is_stopping and not len(self._scheduler) and not self._launched:
+            if self._is_stopping and not len(self._scheduler) and not self._launched and not self._store.num_transfers:
                 self._store.close()
                 self._mappings.close()
                 self._mailbox.close()
@@ -181,7 +182,7 @@ class EngineLoop:
             clients.close()
             events = clients.events
         # Before the first gateway hears that this engine is ready.
-        self._store.follow()
+        self._store.follow(at_once=True)
         self._mailbox.follow(self._store.follower)
         self._store.start()
         # What the start has posted comes before the first job.

@@ -5,23 +5,28 @@ Runs in the engine's loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
+import torch
 
-from tilewire.service.engine.backends.contract import Backend, HostBytes
+from tilewire.service.engine.backends.contract import Backend, DeviceLost
 from tilewire.service.engine.loop.jobs import BoundJob, Client
 from tilewire.service.engine.loop.resolve import in_segment
 from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.arrivals import Arrival
 from tilewire.service.engine.tensors.folder import Written
-from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
+from tilewire.service.engine.tensors.host_copies import HostCopy, copy_steps, download_steps
 from tilewire.service.engine.tensors.read_through import ReadThrough, Waiting
-from tilewire.service.engine.tensors.resident import Resident, share_copy
+from tilewire.service.engine.tensors.resident import Resident, close_copy, share_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
-from tilewire.service.errors import TilewireError, Unavailable
+from tilewire.service.engine.tensors.transfers import Steps, Transfer, Transfers
+from tilewire.service.errors import InternalError, TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
@@ -51,7 +56,10 @@ from tilewire.service.ipc.messages import (
     Upload,
 )
 from tilewire.service.match import Match
+from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultFollower
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -61,15 +69,19 @@ class TensorStore:
     Attributes:
         follower: Source of the other engines' changes.
         shared: The folder of `--store`; None without one.
+        on_moved: Called with the gateway of each transfer that is over.
+        num_transfers: Transfers of gateways that are under way.
     """
 
     backend: Backend
     residents: Residents
     regions: Regions
     metrics: EngineMetrics
-    copies: HostCopies
+    transfers: Transfers
     follower: VaultFollower = field(default_factory=lambda: VaultFollower(-1))
     shared: ReadThrough | None = None
+    on_moved: Callable[[Client], object] = field(default_factory=lambda: _ignore, init=False)
+    num_transfers: int = field(default=0, init=False)
     _kernels: bytes = field(default=b"", init=False)
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
@@ -77,11 +89,15 @@ class TensorStore:
     _held: dict[int, HostCopy] = field(default_factory=dict, init=False)
     _awaiting: dict[int, tuple[Client, AwaitCopy]] = field(default_factory=dict, init=False)
     _waiting: list[Waiting] = field(default_factory=list, init=False)
+    # Changes that wait for the tensor of an earlier one.
+    _changes: deque[Kept] = field(default_factory=deque, init=False)
+    _is_following: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.residents.on_drop = self._drop_copy
         if self.shared is not None:
             self.shared.answer = self._answer_loaded
+            self.shared.bring = self._bring
 
     def start(self) -> None:
         """Begins to look at what other hosts change."""
@@ -108,14 +124,45 @@ class TensorStore:
             self._release(client, ticket, is_unsure=True)
         self._answer_waiting()
 
-    def follow(self) -> None:
-        """Takes over what the other engines have changed, and reports it to the gateways."""
-        for change in self.follower.take():
-            self.residents.follow(change)
+    def follow(self, *, at_once: bool = False) -> None:
+        """Takes over what the other engines have changed, in its order, and reports it to the gateways.
+
+        A change whose tensor is brought holds up the later ones; the loop waits for it only where it shall be at once.
+        """
+        self._changes += self.follower.take()
+        while self._changes and not self._is_following:
+            change = self._changes.popleft()
+            arrival = self.residents.follow(change)
+            if arrival is not None and at_once:
+                self.residents.end_follow(change, arrival, self._run(arrival))
+            elif arrival is not None:
+                self._is_following = True
+                self._bring(arrival, partial(self._on_followed, change, arrival))
         self._observe()
         for client in self._clients:
             client.send(self._residing())
         self._answer_waiting()
+
+    def _on_followed(self, change: Kept, arrival: Arrival, error: Exception | None) -> None:
+        self._is_following = False
+        self.residents.end_follow(change, arrival, error)
+        self.follow()
+
+    def _run(self, arrival: Arrival) -> TilewireError | None:
+        try:
+            self.transfers.run(arrival.steps)
+        except TilewireError as error:
+            return error
+        return None
+
+    def _bring(self, arrival: Arrival, end: Callable[[Exception | None], object]) -> None:
+        self.transfers.add(Transfer(arrival.steps, end))
+
+    def restore(self, kept: Kept) -> None:
+        """Brings back what the vault has, before the loop serves; see `Residents.restore`."""
+        arrival = self.residents.restore(kept)
+        if arrival is not None:
+            self.residents.end_restore(arrival, self._run(arrival))
 
     def keep(self, job: BoundJob) -> Stored:
         """Makes the result of a job resident where it is; a host copy follows.
@@ -131,28 +178,43 @@ class TensorStore:
         if stored.ticket:
             job.client.tickets.add(stored.ticket)
             if durable:
-                copy = HostCopy(stored.info, job.kept.tensor, ticket=stored.ticket, is_awaited=True)
-                self._held[stored.ticket] = copy
-                self.copies.add(copy)
+                self._held[stored.ticket] = self._begin_copy(stored.info, job.kept.tensor, stored.ticket)
         else:
             self._copy(self.residents.at(name), stored.info)
         self._observe()
         return stored
 
-    def finish(self, copy: HostCopy) -> None:
-        """Takes a host copy that the thread is through with."""
+    def _begin_copy(self, info: TensorInfo, tensor: torch.Tensor, ticket: int = 0) -> HostCopy:
+        """Begins the host copy of a result; a request awaits that of one which has a ticket."""
+        copy = HostCopy(info, ticket=ticket)
+        copy.transfer = Transfer(partial(copy_steps, copy, tensor), partial(self._finish, copy), is_awaited=ticket > 0)
+        self.transfers.add(copy.transfer)
+        return copy
+
+    def _finish(self, copy: HostCopy, error: Exception | None) -> None:
+        """Takes a host copy that is made, failed or needless."""
+        if error is not None:
+            if not isinstance(error, TilewireError | DeviceLost):
+                logger.error("no host copy of %s", copy.info.name, exc_info=error)
+            copy.error = TooBusy(f"durable: {error}")
+        fd, copy.fd = copy.fd, -1
+        if copy.error is not None or copy.transfer is None or copy.transfer.is_needless:
+            close_copy(fd)
+            fd = -1
         if copy.ticket:
-            if copy.fd >= 0 and self.shared is not None and self._held.get(copy.ticket) is copy:
-                self._write(copy, copy.fd)
+            if fd >= 0 and self.shared is not None and self._held.get(copy.ticket) is copy:
+                self._write(copy, fd)
             else:
                 self._take(copy)
-            if copy.fd >= 0:
-                self.residents.set_copy(copy.ticket, copy.fd)
+            if fd >= 0:
+                self.residents.set_copy(copy.ticket, fd)
             return
         resident = self.residents.at(copy.info.name)
         if resident is not None and self._pending.get(resident) is copy:
             del self._pending[resident]
-            resident.has_copy = copy.error is None
+            if fd >= 0:
+                self.residents.deposit(resident, fd)
+        close_copy(fd)
 
     def _write(self, copy: HostCopy, fd: int, match: Match | None = None) -> None:
         """Writes a tensor that waits for its version to the store; whoever awaits its copy awaits that, too."""
@@ -178,8 +240,8 @@ class TensorStore:
             client.send(_copied(message, copy))
 
     def close(self) -> None:
-        """Ends the threads that copy and that read and write files."""
-        self.copies.close()
+        """Ends the threads that move tensors and that read and write files."""
+        self.transfers.close()
         if self.shared is not None:
             self.shared.close()
 
@@ -235,7 +297,8 @@ class TensorStore:
     def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors | None:
         match message:
             case PutTensor():
-                return self._put(client, message)
+                self._put(client, message)
+                return None
             case OrderTensor(info=info):
                 if self.shared is not None and not info.stored:
                     self.shared.find_base(info.name, partial(self._on_base, client, message))
@@ -278,39 +341,88 @@ class TensorStore:
         self._copy(self.residents.at(info.name), info)
         return Tensors(message.id, (info,), replaced=was_there)
 
-    def _put(self, client: Client, message: PutTensor) -> Tensors:
-        """Takes an upload: with a store, or for another home engine, it waits for its version."""
-        name, uploaded = message.name, in_segment(client, message.source)
+    def _put(self, client: Client, message: PutTensor) -> None:
+        """Begins an upload. With a store, or for another home engine, it waits for its version then."""
+        if self.shared is None and self.residents.is_home(message.name):
+            self.residents.check_match(message.name, message.match)
+        source = in_segment(client, message.source)
+        arrival = self.residents.receive(message.name, source, message.placement, message.axis)
+        client.tickets.add(arrival.ticket)
+
+        def end(error: Exception | None) -> Tensors:
+            if error is None and not client.is_gone:
+                return self._received(client, message, arrival)
+            self._release(client, arrival.ticket)
+            close_copy(arrival.fd)
+            raise error or Unavailable("the gateway is gone")
+
+        self._move(client, message, arrival.steps, end)
+
+    def _received(self, client: Client, message: PutTensor, arrival: Arrival) -> Tensors:
+        name, ticket, info, fd = message.name, arrival.ticket, arrival.resident.info, arrival.fd
         if self.shared is None and self.residents.is_home(name):
-            info, was_there = self.residents.put(name, uploaded, message.placement, message.axis, message.match)
+            self.residents.set_copy(ticket, fd)
+            try:
+                info, was_there = self.residents.order_here(info, ticket, message.match)
+            finally:
+                self._release(client, ticket)
             return Tensors(message.id, (info,), replaced=was_there)
-        info, ticket, fd = self.residents.hold(name, uploaded, message.placement, message.axis)
-        client.tickets.add(ticket)
         if self.shared is not None:
             older = self.residents.at(name)
             is_above = older is not None and not older.info.stored
-            self._held[ticket] = HostCopy(info, None, ticket=ticket, replaced=is_above)
+            self._held[ticket] = HostCopy(info, ticket=ticket, replaced=is_above)
             self._write(self._held[ticket], fd, message.match)
         if fd >= 0:
             self.residents.set_copy(ticket, fd)
         return Tensors(message.id, (info,), ticket=ticket)
+
+    def _move(
+        self, client: Client, message: Command, steps: Steps, end: Callable[[Exception | None], ToGateway]
+    ) -> None:
+        """Begins a transfer from or to a gateway's segment, and answers a message when it is over.
+
+        `end` returns the answer, or raises why there is none. Nobody gets that of a gateway which is gone.
+        """
+
+        def over(error: Exception | None) -> None:
+            self.num_transfers -= 1
+            client.num_launched -= 1
+            try:
+                reply = end(error)
+            except DeviceLost:
+                raise
+            except TilewireError as failure:
+                reply = Failed.of(message.id, failure)
+            except Exception:
+                logger.exception("a message of %s failed", client.name, extra={"request_id": message.request_id})
+                reply = Failed.of(message.id, InternalError("internal error"))
+            if not client.is_gone:
+                client.send(reply)
+            self._observe()
+            self.on_moved(client)
+
+        # Its segment stays mapped.
+        client.num_launched += 1
+        self.num_transfers += 1
+        self.transfers.add(Transfer(steps, over))
 
     def _copy(self, resident: Resident | None, info: TensorInfo) -> None:
         """Has the host copy of a result made, unless there is one."""
         if resident is None or resident.has_copy:
             return
         assert resident.tensor is not None, "This is a bug."
-        copy = self._pending[resident] = HostCopy(info, resident.tensor, self.residents.home_of(info.name))
-        self.copies.add(copy)
+        self._pending[resident] = self._begin_copy(info, resident.tensor)
 
     def _drop_copy(self, resident: Resident) -> None:
-        if (copy := self._pending.pop(resident, None)) is not None:
-            self.copies.drop(copy)
+        self._drop(self._pending.pop(resident, None))
+
+    def _drop(self, copy: HostCopy | None) -> None:
+        if copy is not None and copy.transfer is not None:
+            self.transfers.drop(copy.transfer)
 
     def _release(self, client: Client, ticket: int, *, is_unsure: bool = False) -> None:
         """Drops a tensor that gets no version; see `Residents.release`."""
-        if (copy := self._forget(client, ticket)) is not None:
-            self.copies.drop(copy)
+        self._drop(self._forget(client, ticket))
         self.residents.release(ticket, is_unsure=is_unsure)
 
     def _forget(self, client: Client, ticket: int) -> HostCopy | None:
@@ -356,7 +468,7 @@ class TensorStore:
             return None
         return Tensors(message.id, (self.residents.info(message.name),))
 
-    def _download(self, client: Client, message: GetTensor) -> Done | Stale:
+    def _download(self, client: Client, message: GetTensor) -> Stale | None:
         if self.shared is not None and self.residents.at(message.name) is None:
             return Stale(message.id, (), (message.name,))
         resident = self.residents.get(message.name)
@@ -366,18 +478,26 @@ class TensorStore:
         if resident.tensor is None or not is_right:
             return Stale(message.id, (self.residents.info(message.name),))
         into = in_segment(client, Upload(message.expected, message.out_offset))
-        if part is not None:
-            kind, pitch = part.rows_in(message.expected)
-            offset = into.offset + part.offset_in(message.expected)
-            into = HostBytes(into.mapped, kind, offset, pitch=pitch)
-        self.backend.download(resident.tensor, into)
-        return Done(message.id, Timings(), stored=Stored(self.residents.info(message.name)))
+        # As it is now: it may be replaced meanwhile.
+        stored = Stored(self.residents.info(message.name))
+
+        def end(error: Exception | None) -> Done:
+            if error is not None:
+                raise error
+            return Done(message.id, Timings(), stored=stored)
+
+        self._move(client, message, download_steps(resident.tensor, into, part), end)
+        return None
 
     def _residing(self) -> Residing:
         return Residing(tuple(self.residents.versions))
 
     def _observe(self) -> None:
         self.metrics.observe_residents(len(self.residents), self.residents.placed_bytes)
+
+
+def _ignore(_client: Client) -> None:
+    pass
 
 
 def _copied(message: AwaitCopy, copy: HostCopy) -> Tensors | Failed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from tilewire.service.dtypes import BY_SAFETENSORS
 from tilewire.service.engine.backends.contract import CannotStart, HostBytes
 from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.tensors.residents import Residents
+from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.definition import check_program_name, parse_program
@@ -35,7 +36,7 @@ def files_of(folder: Path, setting: str, suffix: str) -> list[Path]:
         raise TensorsDirError(f"{setting}: {folder}: {error.strerror}") from error
 
 
-def load_program(residents: Residents, path: Path) -> None:
+def load_program(residents: Residents, path: Path, run: Callable[[Steps], None]) -> None:
     """Keeps the program of a JSON file under the file's stem.
 
     Raises:
@@ -47,12 +48,13 @@ def load_program(residents: Residents, path: Path) -> None:
         check_program_name(path.stem, frozenset(OPS))
         text = bytearray(parse_program(path.read_bytes(), OPS).text.encode())
         flat = torch.frombuffer(text, dtype=torch.uint8)
-        residents.add([(program_resident(path.stem), HostBytes(flat, TensorType("int8", (len(text),)), 0))])
+        kind = TensorType("int8", (len(text),))
+        residents.add([(program_resident(path.stem), HostBytes(flat, kind, 0))], run)
     except (OSError, TilewireError) as error:
         raise TensorsDirError(f"programs_dir: {path.name!r}: {error}") from error
 
 
-def load_tensors(residents: Residents, path: Path) -> None:
+def load_tensors(residents: Residents, path: Path, run: Callable[[Steps], None]) -> None:
     """Loads a safetensors file as `file-stem/tensor-name`: all of its tensors, or none.
 
     Raises:
@@ -60,7 +62,7 @@ def load_tensors(residents: Residents, path: Path) -> None:
             not served, or it does not fit the quota.
     """
     try:
-        residents.add(_tensors_of(path))
+        residents.add(_tensors_of(path), run)
     except (OSError, SafetensorError, ResidentQuota, TooBusy) as error:
         raise TensorsDirError(f"tensors_dir: {path.name!r}: {error}") from error
 

@@ -13,6 +13,7 @@ from functools import partial
 
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
+from tilewire.service.engine.tensors.arrivals import Arrival
 from tilewire.service.engine.tensors.folder import Base, StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy
 from tilewire.service.engine.tensors.residents import Residents
@@ -80,6 +81,7 @@ class ReadThrough:
 
     Attributes:
         answer: Called with commands whose load is done.
+        bring: Has a tensor brought to the device, and calls a function when it is, or with why not.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class ReadThrough:
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._call = call
         self.answer: Callable[[Sequence[Waiting]], None] = lambda _waiting: None
+        self.bring: Callable[[Arrival, Callable[[Exception | None], object]], None] = lambda _arrival, _end: None
         residents.on_evict = lambda _resident: metrics.record_eviction()
 
     def start(self) -> None:
@@ -175,40 +178,75 @@ class ReadThrough:
             one.fail(_loading(name, nbytes))
 
     def _on_loaded(self, name: str, outcome: tuple[StoredVersion | None, int] | TilewireError) -> None:
+        if isinstance(outcome, TilewireError):
+            self._end_load(name, outcome)
+            return
+        stored, fd = outcome
+        is_current, arrival = self._is_current(name), None
+        try:
+            if is_current:
+                arrival = self._take_in(name, stored, fd)
+        except TilewireError as error:
+            close_copy(fd)
+            self._end_load(name, error)
+            return
+        if arrival is None:
+            close_copy(fd)
+            self._end_load(name, None, is_current=is_current)
+        else:
+            self.bring(arrival, partial(self._on_brought, name, arrival))
+
+    def _on_brought(self, name: str, arrival: Arrival, error: Exception | None) -> None:
+        is_current = self._is_current(name)
+        try:
+            if error is None and is_current:
+                info = arrival.resident.info
+                self._note(name, info.stored)
+                self._residents.end_load(arrival)
+                self._metrics.record_load(info.type.nbytes)
+            else:
+                self._residents.uncount(arrival)
+        finally:
+            close_copy(arrival.fd)
+        if error is not None and not isinstance(error, TilewireError):
+            raise error
+        self._end_load(name, error, is_current=is_current)
+
+    def _is_current(self, name: str) -> bool:
+        """Whether nobody on this host has changed a name since its load began."""
+        load = self._loads[name]
+        return self._seen.get(name, 0) == load.seen and self._residents.at(name) is load.resident
+
+    def _end_load(self, name: str, error: TilewireError | None, *, is_current: bool = True) -> None:
         load = self._loads.pop(name)
         try:
-            if isinstance(outcome, TilewireError):
-                raise outcome
-            stored, fd = outcome
-            if self._seen.get(name, 0) == load.seen and self._residents.at(name) is load.resident:
-                self._take_in(name, stored, fd)
-            else:
-                # The name was changed on this host meanwhile.
-                close_copy(fd)
-                if load.waiting and self._residents.at(name) is None:
-                    self._begin(name).waiting = load.waiting
-                    return
-        except TilewireError as error:
-            for one in load.waiting:
-                one.fail(error)
-        else:
+            if error is None and not is_current and load.waiting and self._residents.at(name) is None:
+                self._begin(name).waiting = load.waiting
+                return
+        except TilewireError as failure:
+            error = failure
+        if error is None:
             self.answer(load.waiting)
+            return
+        for one in load.waiting:
+            one.fail(error)
 
-    def _take_in(self, name: str, stored: StoredVersion | None, fd: int) -> None:
+    def _take_in(self, name: str, stored: StoredVersion | None, fd: int) -> Arrival | None:
+        """Takes over what the folder has; a tensor that is brought, or None."""
         resident = self._residents.at(name)
         version = 0 if stored is None else stored.version
         is_here = resident is not None and (resident.tensor is not None or not resident.info.stored)
         if resident is not None and is_here and not _state_of(resident).is_changed(version):
-            close_copy(fd)
-        elif stored is None or stored.type is None:
+            return None
+        if stored is None or stored.type is None:
             if resident is not None:
                 self._residents.delete(name)
-        elif fd >= 0:
-            self._note(name, stored.version)
-            placement = stored.placement or placement_of(stored.type.nbytes, self._residents.quota_bytes)
-            info = TensorInfo(name, stored.type, stored.created, placement=placement, stored=stored.version)
-            self._residents.load(info, fd)
-            self._metrics.record_load(stored.type.nbytes)
+            return None
+        if fd < 0:
+            return None
+        placement = stored.placement or placement_of(stored.type.nbytes, self._residents.quota_bytes)
+        info = TensorInfo(name, stored.type, stored.created, placement=placement, stored=stored.version)
+        return self._residents.load(info, fd)
 
     # ── changes of this host ──────────────────────────────────────────────────────────────────────
 

@@ -60,7 +60,12 @@ class Resident:
             return self.tensor
         if self.part is not None or part is None:
             return None
-        return self.tensor.narrow(part.axis, part.begin, part.end - part.begin)
+        return cut(self.tensor, part)
+
+
+def cut(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
+    """Returns a part of a tensor as a view; all of it for None."""
+    return tensor if part is None else tensor.narrow(part.axis, part.begin, part.end - part.begin)
 
 
 def max_kept() -> int:

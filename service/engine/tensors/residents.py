@@ -17,8 +17,9 @@ import msgspec
 import torch
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
-from tilewire.service.engine.backends.host import tensor_of
+from tilewire.service.engine.tensors.arrivals import Arrival, begin_arrival
 from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy, map_file
+from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.errors import Lost, ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import Stored, TensorInfo
@@ -50,8 +51,9 @@ class Held(NamedTuple):
 class Residents:
     """The resident tensors of one device, and the names of those that other devices hold.
 
-    The home engine of a name orders its changes: it gives each a version (`put`, `keep`, `order`, `delete`). The other engines
-    take them over in that order (`follow`). An engine's state of a name is its home engine's up to `versions[home]`.
+    The home engine of a name orders its changes: it gives each a version (`order`, `order_here`, `end_load`, `keep`, `delete`).
+    The other engines take them over in that order (`follow`). An engine's state of a name is its home engine's up to
+    `versions[home]`.
 
     Args:
         backend: Backend of the device that holds them.
@@ -99,6 +101,8 @@ class Residents:
         self._board = board or VersionBoard()
         self._by_name: dict[str, Resident] = {}
         self._held: dict[int, Held] = {}
+        # Those that were begun without a ticket.
+        self._arriving: set[Arrival] = set()
         # The clock outlives this process: a ticket of its predecessor names nothing here.
         self._tickets = itertools.count(clock_ns())
         # Names that were uploaded or stored: each has a host copy, or will have one.
@@ -127,46 +131,46 @@ class Residents:
         """Whether this engine orders the changes of a name."""
         return self.home_of(name) == self.index
 
-    def put(
-        self,
-        name: str,
-        source: HostBytes,
-        placement: Placement = "replicate",
-        axis: int = 0,
-        match: Match | None = None,
-    ) -> tuple[TensorInfo, bool]:
-        """Makes a tensor resident; atomic: on an error the old one stays.
+    def receive(self, name: str, source: HostBytes, placement: Placement = "replicate", axis: int = 0) -> Arrival:
+        """Makes room for a tensor, or its part of `source`; when its bytes are here it waits for its version, or for its file.
 
         Returns:
-            Its description, and whether it replaced another.
+            The tensor, with a ticket for `order_here` or `adopt`, and the descriptor of its host copy for `set_copy`. Of a
+            sharded tensor only the home engine makes the host copy.
 
         Raises:
-            PreconditionFailed: The older one does not meet `match`.
             ResidentQuota: The quota would be exceeded.
             TooBusy: No memory on the device, or no descriptor.
         """
-        self.check_match(name, match)
-        resident, fd = self._receive(name, source, placement, axis)
+        resident = self._new(name, source.type, placement, axis)
+        self.check_room(name, resident.held_type.nbytes)
+        fd = make_copy(name, source.type.nbytes) if resident.part is None or self.is_home(name) else -1
         try:
-            return self._order(resident, fd)
-        finally:
+            copy = HostBytes(map_file(fd, source.type.nbytes), source.type, 0) if fd >= 0 else None
+            steps = begin_arrival(self._backend, resident, copy, source)
+        except BaseException:
             close_copy(fd)
+            raise
+        return Arrival(resident, steps, fd, self._hold(resident)[1])
 
-    def load(self, info: TensorInfo, fd: int) -> None:
-        """Makes a tensor resident whose bytes were read from the folder of `--store`, and closes the descriptor.
+    def load(self, info: TensorInfo, fd: int) -> Arrival:
+        """Makes room for a tensor whose bytes were read from the folder of `--store`; `end_load` ends it.
 
         Raises:
             ResidentQuota: It does not fit the quota.
             TooBusy: No memory on the device.
         """
-        try:
-            self.check_room(info.name, info.type.nbytes)
-            # A request waits for it: it is not the next to give way.
-            resident = Resident(msgspec.structs.replace(info, engines=(self.index,)), last_used=self._clock())
-            self._upload(resident, HostBytes(map_file(fd, info.type.nbytes), info.type, 0), is_ours=True)
-            self._order(resident, fd)
-        finally:
-            os.close(fd)
+        self.check_room(info.name, info.type.nbytes)
+        # A request waits for it: it is not the next to give way.
+        resident = Resident(msgspec.structs.replace(info, engines=(self.index,)), last_used=self._clock())
+        arrival = self._begin(resident, fd)
+        arrival.fd = fd
+        return arrival
+
+    def end_load(self, arrival: Arrival) -> None:
+        """Makes a tensor resident that was brought."""
+        self.uncount(arrival)
+        self._order(arrival.resident, arrival.fd)
 
     def check_match(self, name: str, match: Match | None) -> None:
         """Refuses a change whose condition does not hold.
@@ -176,21 +180,6 @@ class Residents:
         """
         older = self._by_name.get(name)
         check_match(name, match, None if older is None else older.info.tag)
-
-    def hold(
-        self, name: str, source: HostBytes, placement: Placement = "replicate", axis: int = 0
-    ) -> tuple[TensorInfo, int, int]:
-        """Takes a tensor, or its part of `source`, onto the device; it waits for its version, or for its file.
-
-        Returns:
-            Its description, the ticket for `adopt`, and the descriptor of its host copy for `set_copy`.
-
-        Raises:
-            ResidentQuota: The quota would be exceeded.
-            TooBusy: No memory on the device, or no descriptor.
-        """
-        resident, fd = self._receive(name, source, placement, axis)
-        return *self._hold(resident), fd
 
     def keep(self, name: str, tensor: torch.Tensor, kind: TensorType, *, durable: bool = False) -> Stored:
         """Makes a result resident where it is; it has no host copy yet.
@@ -225,6 +214,11 @@ class Residents:
         self._held[ticket] = held._replace(is_offered=True)
         close_copy(fd)
 
+    def deposit(self, resident: Resident, fd: int) -> None:
+        """Gives the vault the host copy of a result that has its version."""
+        self._vault.keep_copy(resident.info, fd, self.home_of(resident.info.name))
+        resident.has_copy = True
+
     def order(self, info: TensorInfo, ticket: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
         """Gives a tensor that waits here, or on another engine, its version.
 
@@ -235,10 +229,15 @@ class Residents:
             PreconditionFailed: The older tensor does not meet `match`.
             Unavailable: The ticket is not known: this engine was restarted since.
         """
-        self.check_match(info.name, match)
         (holder,) = info.engines
-        if holder != self.index:
-            return self._order(self._absent(info), holder=(holder, ticket))
+        if holder == self.index:
+            return self.order_here(info, ticket, match)
+        self.check_match(info.name, match)
+        return self._order(self._absent(info), holder=(holder, ticket))
+
+    def order_here(self, info: TensorInfo, ticket: int, match: Match | None = None) -> tuple[TensorInfo, bool]:
+        """Gives a tensor that waits here, or whose part does, its version; see `order`."""
+        self.check_match(info.name, match)
         held = self._take_held(ticket, info.name)
         held.resident.info = msgspec.structs.replace(held.resident.info, stored=info.stored, base=info.base)
         try:
@@ -320,29 +319,51 @@ class Residents:
         resident.info = msgspec.structs.replace(resident.info, engines=(home,))
         self._vault.evict(name, resident.info.version, home)
 
-    def follow(self, change: Kept) -> None:
-        """Takes over a change or a copy of another engine and closes its descriptor.
+    def follow(self, change: Kept) -> Arrival | None:
+        """Takes over a change or a copy of another engine.
 
         One that is contained already does nothing. A tensor that the device has no room for is left to the engines that
         hold it.
+
+        Returns:
+            The tensor that is brought, for `end_follow`; None when the change is taken over, and its descriptor closed.
         """
-        older, home = self._by_name.get(change.name), change.home
+        older = self._by_name.get(change.name)
         if change.is_copy and change.info is None:
             if older is not None and older.info.version == change.version:
                 self.delete(change.name)
-            return
-        is_contained = change.version <= self.versions[home]
-        if not change.is_copy:
-            self.versions[home] = max(self.versions[home], change.version)
-        if older is not None and older.info.version == change.version and (change.is_copy or older.part is not None):
-            is_contained = older.tensor is not None
-        if is_contained or (older is not None and older.info.version > change.version):
+            return None
+        arrival = None
+        if self._is_contained(change):
             close_copy(change.fd)
-            return
-        if change.info is None:
+        elif change.info is None:
             self._drop(change.name)
         else:
-            self.restore(change)
+            arrival = self.restore(change)
+        if arrival is None:
+            self._advance(change)
+        return arrival
+
+    def end_follow(self, change: Kept, arrival: Arrival, error: Exception | None) -> None:
+        """Takes over a change whose tensor was brought, unless a later one has come meanwhile."""
+        if self._is_contained(change):
+            self.uncount(arrival)
+        else:
+            self.end_restore(arrival, error)
+        self._advance(change)
+
+    def _is_contained(self, change: Kept) -> bool:
+        """Whether a change or a copy is here already, or a later one is."""
+        older = self._by_name.get(change.name)
+        if older is not None and older.info.version != change.version:
+            return older.info.version > change.version or change.version <= self.versions[change.home]
+        if older is not None and (change.is_copy or older.part is not None):
+            return older.tensor is not None
+        return change.version <= self.versions[change.home]
+
+    def _advance(self, change: Kept) -> None:
+        if not change.is_copy:
+            self.versions[change.home] = max(self.versions[change.home], change.version)
 
     def get(self, name: str, *, field: str = "name") -> Resident:
         """Looks a name up without counting a use; the tensor may be on another device.
@@ -391,8 +412,11 @@ class Residents:
         """All of them, by name, without those that are lost."""
         return tuple(self._info(one) for _, one in sorted(self._by_name.items()) if not self._is_missing(one))
 
-    def restore(self, kept: Kept) -> None:
+    def restore(self, kept: Kept) -> Arrival | None:
         """Takes over the last change of a name, as the vault has it.
+
+        Returns:
+            The tensor that is brought, for `end_restore`; None when there is nothing to bring. The descriptor is closed.
 
         Raises:
             TilewireError: The device has no room for a whole tensor that it alone holds.
@@ -401,7 +425,7 @@ class Residents:
         if info is None:
             self._of_files.add(kept.name)
             self._drop(kept.name)
-            return
+            return None
         resident = self._absent(info)
         is_adopted = resident.part is not None and self._is_held(kept.name)
         if kept.fd < 0 or is_adopted:
@@ -409,17 +433,35 @@ class Residents:
             older = self._by_name.get(kept.name)
             if older is None or older.info.version != kept.version:
                 self._set(resident)
-            return
+            return None
         try:
             if self.index not in info.engines:
                 self.check_room(kept.name, info.type.nbytes, may_evict=False)
-            self._upload(resident, HostBytes(map_file(kept.fd, info.type.nbytes), info.type, 0), is_ours=True)
+            return self._begin(resident, kept.fd)
         except TilewireError as error:
-            if self.index in info.engines and resident.part is None:
-                raise
-            logger.warning("%s is not on this device: %s", kept.name, error)
+            self._set_absent(resident, error)
+            return None
         finally:
             os.close(kept.fd)
+
+    def end_restore(self, arrival: Arrival, error: Exception | None = None) -> None:
+        """Makes a tensor resident that was brought.
+
+        Raises:
+            Exception: It was not brought, and the device alone holds it whole.
+        """
+        self.uncount(arrival)
+        if error is None:
+            self._set(arrival.resident)
+        else:
+            self._set_absent(arrival.resident, error)
+
+    def _set_absent(self, resident: Resident, error: Exception) -> None:
+        info = resident.info
+        resident.tensor = None
+        if not isinstance(error, TilewireError) or (self.index in info.engines and resident.part is None):
+            raise error
+        logger.warning("%s is not on this device: %s", info.name, error)
         self._set(resident)
 
     def mark(self) -> None:
@@ -455,7 +497,7 @@ class Residents:
             ResidentQuota: It would be exceeded.
         """
         older = self._by_name.get(name)
-        more_bytes = nbytes - (older.nbytes if older is not None else 0)
+        more_bytes = nbytes - (older.nbytes if older is not None else 0) - self._outdated_bytes(name)
         self._drop_spares(more_bytes)
         if may_evict and self.has_store and nbytes <= self.quota_bytes:
             self._evict(name, more_bytes)
@@ -465,8 +507,12 @@ class Residents:
                 f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
             )
 
-    def add(self, tensors: Iterable[tuple[str, HostBytes]]) -> None:
+    def add(self, tensors: Iterable[tuple[str, HostBytes]], run: Callable[[Steps], None]) -> None:
         """Makes the tensors of a file resident: all of them, or none.
+
+        Args:
+            tensors: Their names, and memory that they may keep.
+            run: Brings one to the device and waits for it.
 
         Raises:
             ResidentQuota: The quota would be exceeded.
@@ -477,8 +523,9 @@ class Residents:
         for name, source in tensors:
             nbytes += source.type.nbytes
             self._check_quota(name, nbytes)
-            info = TensorInfo(name, source.type, self._clock())
-            added.append(Resident(info, tensor=self._backend.upload(source)))
+            resident = Resident(TensorInfo(name, source.type, self._clock()))
+            run(begin_arrival(self._backend, resident, source, None))
+            added.append(resident)
         for resident in added:
             self._set(resident)
             self._of_files.add(resident.info.name)
@@ -520,38 +567,36 @@ class Residents:
                 f"of {self.quota_bytes}"
             )
 
-    def _receive(self, name: str, source: HostBytes, placement: Placement, axis: int) -> tuple[Resident, int]:
-        """Copies an upload into shared memory and onto the device; the caller closes the descriptor.
+    def _outdated_bytes(self, name: str) -> int:
+        """Returns the bytes that are here until what is under way, and a tensor of this name, take the place of others.
 
-        Of a sharded tensor only the home engine makes the host copy: -1 elsewhere.
+        Of each other name the largest counts: a smaller one may fail to come.
         """
-        resident = self._new(name, source.type, placement, axis)
-        self.check_room(name, resident.held_type.nbytes)
-        if resident.part is not None and not self.is_home(name):
-            self._upload(resident, source, is_ours=False)
-            return resident, -1
-        fd = make_copy(name, source.type.nbytes)
-        try:
-            kept = HostBytes(map_file(fd, source.type.nbytes), source.type, 0)
-            tensor_of(kept).copy_(tensor_of(source))
-            self._upload(resident, kept, is_ours=True)
-        except BaseException:
-            os.close(fd)
-            raise
-        return resident, fd
+        coming: dict[str, list[int]] = {}
+        for one in (
+            *(held.resident for held in self._held.values()),
+            *(arrival.resident for arrival in self._arriving),
+        ):
+            coming.setdefault(one.info.name, []).append(one.nbytes)
+        nbytes = sum(coming.pop(name, ()))
+        for other, sizes in coming.items():
+            older = self._by_name.get(other)
+            sizes.append(0 if older is None else older.nbytes)
+            nbytes += sum(sizes) - max(sizes)
+        return nbytes
 
-    def _upload(self, resident: Resident, source: HostBytes, *, is_ours: bool) -> None:
-        """Brings a tensor, or this engine's part of it, onto the device.
+    def _begin(self, resident: Resident, fd: int) -> Arrival:
+        """Makes room for a tensor whose host copy is there; it counts until `uncount`."""
+        copy = HostBytes(map_file(fd, resident.info.type.nbytes), resident.info.type, 0)
+        arrival = Arrival(resident, begin_arrival(self._backend, resident, copy, None))
+        self._count(resident, 1)
+        self._arriving.add(arrival)
+        return arrival
 
-        Bytes that are ours stay as they are for as long as they are referenced.
-        """
-        part = resident.part
-        if part is not None:
-            cut = tensor_of(source).narrow(part.axis, part.begin, part.end - part.begin)
-            # A copy of the part alone; of one that is in one piece already only where its memory is not kept.
-            cut = cut.contiguous() if is_ours else cut.clone(memory_format=torch.contiguous_format)
-            source = HostBytes(cut.view(-1).view(torch.uint8), resident.held_type, 0)
-        resident.tensor = self._backend.upload(source)
+    def uncount(self, arrival: Arrival) -> None:
+        """Counts a tensor no more that was brought, or is brought no more."""
+        self._count(arrival.resident, -1)
+        self._arriving.discard(arrival)
 
     def _new(self, name: str, kind: TensorType, placement: Placement, axis: int = 0) -> Resident:
         """Returns a resident of this engine, still without its tensor."""

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import mmap
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import triton
 
-from tilewire.kernels.runtime.layouts import lay_out, preferred_layout
+from tilewire.kernels.runtime.layouts import preferred_layout, zeros_laid_out
 from tilewire.service.engine.backends.contract import (
+    PIECE_BYTES,
     DeviceLost,
     HostBytes,
     Identity,
@@ -31,14 +32,11 @@ from tilewire.service.engine.backends.gpu.pinning import pin, unpin
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
 from tilewire.service.engine.backends.gpu.warm_pools import fill_pools, load_copies
-from tilewire.service.engine.backends.host import TORCH_DTYPES
+from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread
 from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import Segment, take_all_pages
 
 logger = logging.getLogger(__name__)
-
-# Pinned memory of copies beside the batches: large enough for the bus's full rate.
-COPIER_BYTES = 4 * 2**20
 
 
 class GpuBackend:
@@ -60,6 +58,8 @@ class GpuBackend:
         self._plans = LaunchPlans(self._staging, self._pipeline, is_invariant=batch_invariant)
         self._guard = _Guard(self._device, self._kernels)
         self._tuning: torch.cuda.Stream | None = None
+        # When the last memory of a resident was free for its bytes.
+        self._reserved = torch.cuda.Event()
         self.identity = Identity(
             "gpu", device, torch.cuda.get_device_name(self._device), str(torch.__version__), triton.__version__
         )
@@ -142,27 +142,21 @@ class GpuBackend:
         logger.warning("the driver could not pin %d bytes (%s): copies will be slower", mapped.numel(), status)
         return False
 
-    def upload(self, source: HostBytes) -> torch.Tensor:
-        """Copies a tensor to the device and waits for it."""
+    def reserve(self, kept: HostBytes) -> torch.Tensor:
+        """Takes memory, laid out as suits a weight of matmul where it may be one; other uses take any strides."""
+        shape, dtype = kept.type.shape, TORCH_DTYPES[kept.type.dtype]
         with self._guard, torch.cuda.stream(self._pipeline.stage_in):
-            held: list[torch.Tensor] = []
-            tensor = self._staging.copy_whole(source, held)
-            if tensor.dim() >= 2 and tensor.numel():
-                # Laid out once as suits a weight of matmul; other uses take any strides.
-                tensor = lay_out(tensor, preferred_layout("matmul", "b", source.type.dtype))
-            self._pipeline.stage_in.synchronize()
+            tensor = torch.empty(0, dtype=dtype, device=self._device)
+            if len(shape) < 2 or not kept.type.nbytes:
+                tensor = tensor.new_empty(shape)
+            else:
+                tensor = zeros_laid_out(tensor, shape, preferred_layout("matmul", "b", kept.type.dtype))
+            self._reserved.record()
         return tensor
-
-    def download(self, tensor: torch.Tensor, into: HostBytes) -> None:
-        """Copies a resident tensor to the host and waits for it."""
-        held: list[torch.Tensor] = []
-        with self._guard, torch.cuda.stream(self._pipeline.stage_out):
-            self._staging.scatter([(tensor.contiguous().view(into.type.shape), [into])], held)
-            self._pipeline.stage_out.synchronize()
 
     def open_copier(self) -> DeviceCopier:
         """Takes a stream and pinned memory of its own."""
-        return DeviceCopier(self._device)
+        return DeviceCopier(self._device, self._reserved)
 
     def begin(self, launches: Sequence[LaunchSpec]) -> InFlight:
         """Queues copies and kernels of a batch; returns before they have run."""
@@ -172,27 +166,53 @@ class GpuBackend:
 
 
 class DeviceCopier:
-    """Copies from one device on a stream of its own, through pinned memory."""
+    """Copies from and to one device on a stream of its own, through pinned memory.
 
-    def __init__(self, device: torch.device) -> None:
+    The thread sleeps while the device copies, and lets go of the GIL while the CPU does.
+
+    Args:
+        device: The device.
+        reserved: What a piece must wait for that is to be filled.
+    """
+
+    def __init__(self, device: torch.device, reserved: torch.cuda.Event) -> None:
         torch.cuda.set_device(device)
         self._stream = torch.cuda.Stream(device)
+        self._reserved = reserved
         self._copied = torch.cuda.Event(blocking=True)
-        self._pinned = torch.empty(COPIER_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._pinned = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+
+    def fill(self, piece: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies a piece to the device; one of padded or turned rows is put in its place there."""
+        with self._on_stream():
+            self._stream.wait_event(self._reserved)
+            pinned = self._room(source)
+            copy_with_one_thread(source, pinned)
+            piece.copy_(pinned, non_blocking=True)
+            self._wait()
 
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
-        """Copies a piece; the thread sleeps while the device copies, and lets go of the GIL while the CPU does."""
+        """Copies a piece to the host."""
+        with self._on_stream():
+            pinned = self._room(into)
+            pinned.copy_(piece, non_blocking=True)
+            self._wait()
+            copy_with_one_thread(pinned, into)
+
+    def _room(self, host: torch.Tensor) -> torch.Tensor:
+        return self._pinned[: host.nbytes].view(host.dtype).view(host.shape)
+
+    def _wait(self) -> None:
+        self._copied.record(self._stream)
+        self._copied.synchronize()
+
+    @contextlib.contextmanager
+    def _on_stream(self) -> Iterator[None]:
         try:
             with torch.cuda.stream(self._stream):
-                flat = piece.contiguous().view(-1).view(torch.uint8)
-                for part, place in zip(flat.split(COPIER_BYTES), into.split(COPIER_BYTES), strict=True):
-                    pinned = self._pinned[: part.numel()]
-                    pinned.copy_(part, non_blocking=True)
-                    self._copied.record(self._stream)
-                    self._copied.synchronize()
-                    place.copy_(pinned)
+                yield
         except torch.OutOfMemoryError as error:
-            raise TooBusy("no memory on the device for a host copy") from error
+            raise TooBusy("no memory on the device for a copy") from error
         except RuntimeError as error:
             raise DeviceLost(str(error)) from error
 

@@ -114,13 +114,9 @@ class Staging:
         return all(segment.data_ptr() in self._mapped for segment in segments_of(places).values())
 
     def begin_whole(self, source: HostBytes, held: list[torch.Tensor], *, is_chunked: bool) -> torch.Tensor:
-        """Takes memory for an operand that is chunked, or copies one that is not, on the current stream."""
+        """Takes memory for an operand that is chunked, or copies one that is not, on the current stream. Pads no rows."""
         if is_chunked:
             return shaped(torch.empty(source.type.nbytes, dtype=torch.uint8, device=self.device), source)
-        return self.copy_whole(source, held)
-
-    def copy_whole(self, source: HostBytes, held: list[torch.Tensor]) -> torch.Tensor:
-        """Copies an operand on the current stream; its rows are not padded."""
         return self._by_copies((source,), source.type.shape, held)
 
     def _whole(self, sources: Sequence[HostBytes], shape: tuple[int, ...], can_pad: bool) -> torch.Tensor:

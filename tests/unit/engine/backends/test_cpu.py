@@ -12,6 +12,7 @@ from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.jobs import JobBench
 from tests.support.tensor_bodies import NUMPY, Array
+from tests.support.transfers import download, uploaded
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.backends.host import tensor_of
@@ -85,7 +86,7 @@ def test_where_an_operand_begins_changes_no_bit_of_a_batch_invariant_result(
     for skew in range(0, 64, 4):
         room = Room(CpuBackend(batch_invariant=True))
         inputs: dict[str, HostBytes | torch.Tensor]
-        inputs = {"a": room.place(a, skew), "b": room.backend.upload(room.place(b, 60 - skew))}
+        inputs = {"a": room.place(a, skew), "b": uploaded(room.backend, room.place(b, 60 - skew))}
         results.add(room.run("matmul", inputs, types, transpose_b=transpose_b).tobytes())
         room.backend.detach(room.mapped)
     assert len(results) == 1
@@ -130,9 +131,9 @@ def test_an_alpha_past_float32_is_infinite(room: Room, dtype: str, alpha: float)
 @pytest.mark.parametrize("fortran", [False, True])
 def test_residents_go_up_and_down(room: Room, shape: tuple[int, ...], fortran: bool) -> None:
     array = random_array("float32", shape)
-    resident = room.backend.upload(room.place(array, fortran=fortran))
+    resident = uploaded(room.backend, room.place(array, fortran=fortran))
     slot = room.place(np.zeros(shape, np.float32))
-    room.backend.download(resident, slot)
+    download(room.backend, resident, slot)
     np.testing.assert_array_equal(room.read(slot), array)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.support.jobs import JobBench, template_of
+from tests.support.resident_chain import put as put_resident
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.loop.jobs import BoundJob, JobPlan
 from tilewire.service.engine.loop.resolve import bind, plan_of
@@ -38,7 +39,7 @@ def plan() -> JobPlan:
 
 def put(bench: JobBench, values: torch.Tensor) -> None:
     kind = TensorType("float32", tuple(values.shape))
-    bench.residents.put("w", HostBytes(values.reshape(-1).view(torch.uint8), kind, 0))
+    put_resident(bench.residents, "w", HostBytes(values.reshape(-1).view(torch.uint8), kind, 0))
 
 
 def bound(bench: JobBench, plan: JobPlan, *offsets: int, now_ns: int = 7) -> BoundJob:
@@ -76,7 +77,7 @@ def test_a_replaced_resident_gives_another_key_and_is_not_kept(bench: JobBench, 
 
 def test_jobs_of_other_plans_are_not_looked_up_again_when_a_resident_changes(bench: JobBench, plan: JobPlan) -> None:
     kind = TensorType("float32", (4, 3))
-    bench.residents.put("other", HostBytes(torch.zeros(48, dtype=torch.uint8), kind, 0))
+    put_resident(bench.residents, "other", HostBytes(torch.zeros(48, dtype=torch.uint8), kind, 0))
     first = bound(bench, plan, 256, 1024)
     bench.residents.delete("other")
     assert bound(bench, plan, 256, 1024).signature is first.signature

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import queue
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,13 +15,14 @@ import torch
 from tests.support.jobs import JobBench
 from tests.support.local_totals import LocalTotals
 from tests.support.mappings import MappedAtOnce
+from tests.support.transfers import MovedAtOnce
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.host_copies import HostCopies, HostCopy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.engine.tensors.transfers import TransferThread
 from tilewire.service.errors import Lost, UnknownName
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.board import VersionBoard, home_of
@@ -68,7 +69,6 @@ class Pair:
         )
         for writer in writers:
             stack.callback(writer.close)
-        copies = HostCopies(backend, writers[1])
         follower = VaultFollower(follower_end.fileno())
         stack.callback(follower.close)
         metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
@@ -77,7 +77,7 @@ class Pair:
             residents,
             Regions(backend, writers[1], MappedAtOnce(), max_bytes=0, max_copied_bytes=0),
             metrics,
-            copies,
+            MovedAtOnce(backend),
             follower,
         )
         stack.callback(self.follower.close)
@@ -193,13 +193,12 @@ def test_a_copy_is_awaited_until_the_loop_has_it(pair: Pair) -> None:
     assert job.kept is not None
     job.kept.tensor = torch.full((3,), 2.0)
     job.client = pair.gateway
-    copied: queue.SimpleQueue[HostCopy] = queue.SimpleQueue()
-    pair.follower.copies.on_done = copied.put
+    calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+    pair.follower.transfers = TransferThread(pair.follower.backend, calls.put)
     stored = pair.follower.keep(job)
-    copy = copied.get(timeout=10)
-    assert copy.fd >= 0
+    take_copy = calls.get(timeout=10)
     assert pair.follower.answer(pair.gateway, AwaitCopy(1, stored.ticket)) is None
-    pair.follower.finish(copy)
+    take_copy()
     assert [type(answer) for answer in pair.answers] == [Tensors]
     assert isinstance(pair.follower.answer(pair.gateway, AwaitCopy(2, stored.ticket)), Tensors)
     ordered, _ = pair.home.order(stored.info, stored.ticket)

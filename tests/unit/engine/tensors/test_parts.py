@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.resident_chain import Chain, Offers, W, fed, homed, restored, source
+from tests.support.resident_chain import Chain, Offers, W, fed, homed, put, receive, restored, source
 from tests.support.tensor_bodies import Array
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.residents import Residents
@@ -26,8 +26,8 @@ def rows(held: Residents) -> list[list[float]]:
 
 def taken(chain: Chain, offers: Offers, array: Array, name: str = W) -> tuple[int, TensorInfo]:
     """A tensor of whose columns each engine has taken its own, ordered by the home; the ticket of the other."""
-    _, ticket, _ = offers.holder.hold(name, source(array), "shard", -1)
-    ordered, _ = chain.home.put(name, source(array), "shard", -1)
+    ticket, _ = receive(offers.holder, name, source(array), "shard", -1)
+    ordered, _ = put(chain.home, name, source(array), "shard", -1)
     chain.vault.drain(chain.deposits)
     return ticket, ordered
 
@@ -100,14 +100,14 @@ def test_a_part_of_an_older_upload_that_is_adopted_late_gives_way(chain: Chain, 
 
 def test_a_part_counts_against_the_quota_of_its_engine() -> None:
     held = Residents(CpuBackend(), 24, VaultWriter(-1), num_engines=2)
-    held.put(W, source(COLUMNS), "shard", -1)
+    put(held, W, source(COLUMNS), "shard", -1)
     assert held.nbytes == 24
     with pytest.raises(ResidentQuota, match="24 bytes more"):
-        held.put(homed("more"), source(COLUMNS), "shard", -1)
-    held.put(W, source(COLUMNS + 1), "shard", -1)
+        put(held, homed("more"), source(COLUMNS), "shard", -1)
+    put(held, W, source(COLUMNS + 1), "shard", -1)
     assert rows(held) == [[1, 2, 3], [7, 8, 9]]
     # A slice of a tensor in one piece, as of a bias beside sharded columns.
-    held.put(W, source(COLUMNS[0]))
+    put(held, W, source(COLUMNS[0]))
     whole = held.get(W)
     piece = whole.tensor_of(Part(-1, 2, 4))
     assert piece is not None

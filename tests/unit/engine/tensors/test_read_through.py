@@ -13,12 +13,13 @@ import torch
 
 from tests.support.local_totals import LocalTotals
 from tests.support.mappings import MappedAtOnce
+from tests.support.resident_chain import follow
+from tests.support.transfers import MovedAtOnce
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.folder import StoreFolder
-from tilewire.service.engine.tensors.host_copies import HostCopies
 from tilewire.service.engine.tensors.read_through import ReadThrough
 from tilewire.service.engine.tensors.resident import make_copy
 from tilewire.service.engine.tensors.residents import Residents
@@ -76,7 +77,7 @@ class Host:
             self.residents,
             Regions(backend, vault, MappedAtOnce(), max_bytes=0, max_copied_bytes=0),
             metrics,
-            HostCopies(backend, vault),
+            MovedAtOnce(backend),
             shared=self.shared,
         )
         self.store.start()
@@ -98,7 +99,8 @@ class Host:
     def hold(self, name: str, value: bytes, match: Match | None = None) -> Tensors:
         """Uploads a tensor, up to its file; it waits for its version then."""
         self.segment.view[: len(value)] = value
-        held = self.ask(PutTensor(1, name, Upload(KIND, 0), match=match))
+        assert self.ask(PutTensor(1, name, Upload(KIND, 0), match=match)) is None
+        held = self.answers.pop()
         assert isinstance(held, Tensors)
         assert self.ask(AwaitCopy(2, held.ticket)) is None
         self.run_one()
@@ -128,7 +130,8 @@ class Host:
     def read(self, name: str) -> bytes:
         """Bytes of a resident."""
         info = self.residents.info(name)
-        done = self.ask(GetTensor(4, name, info.type, 2048))
+        assert self.ask(GetTensor(4, name, info.type, 2048)) is None
+        done = self.answers.pop()
         assert isinstance(done, Done)
         assert done.stored is not None
         assert done.stored.info == info
@@ -263,7 +266,7 @@ def test_a_follower_gives_up_what_another_host_changed(tmp_path: Path, stack: co
     for name, stored in ((HOMED_ELSEWHERE, 8), (HOMED_HERE, 8)):
         fd = make_copy(name, KIND.nbytes)
         info = TensorInfo(name, KIND, 0.0, version=5, placement="replicate", engines=(0,), stored=stored)
-        follower.residents.follow(Kept(name, info, fd, version=5, home=home_of(name, 2)))
+        follow(follower.residents, Kept(name, info, fd, version=5, home=home_of(name, 2)))
     nbytes = follower.residents.nbytes
     watched = {one.name: one for one in follower.shared.watched()}
     follower.shared.on_changed(watched[HOMED_ELSEWHERE], 9)

@@ -19,9 +19,13 @@ from tests.support.resident_chain import (
     X,
     contents,
     engine,
+    follow,
     num_descriptors,
     number,
+    put,
     residents,
+    restore,
+    run,
     source,
     values,
 )
@@ -40,10 +44,10 @@ from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
 def test_put_get_replace_delete() -> None:
     held = residents()
-    info, was_there = held.put("w", source(np.arange(6, dtype=np.float32)))
+    info, was_there = put(held, "w", source(np.arange(6, dtype=np.float32)))
     assert (info.created, info.hits, was_there, held.nbytes) == (12.5, 0, False, 24)
     older = held.get("w").tensor
-    info, was_there = held.put("w", source(np.zeros((2, 2), np.float32)))
+    info, was_there = put(held, "w", source(np.zeros((2, 2), np.float32)))
     assert (info.type.shape, was_there, held.nbytes, len(held)) == ((2, 2), True, 16, 1)
     # Whoever resolved the old one goes on with it.
     assert older is not None
@@ -59,22 +63,22 @@ def test_put_get_replace_delete() -> None:
 def test_a_put_copies_what_the_slot_held() -> None:
     held = residents()
     slot = source(np.ones(4, np.float32))
-    held.put("w", slot)
+    put(held, "w", slot)
     slot.mapped.zero_()
     assert values(held, "w") == [1, 1, 1, 1]
 
 
 def test_the_quota_counts_what_is_replaced_and_a_refusal_changes_nothing() -> None:
     held = residents(quota=100)
-    held.put("a", source(np.ones(15, np.float32)))
-    held.put("b", source(np.ones(10, np.float32)))
+    put(held, "a", source(np.ones(15, np.float32)))
+    put(held, "b", source(np.ones(10, np.float32)))
     for name, size in (("c", 1), ("a", 16), ("b", 11)):
         with pytest.raises(ResidentQuota, match=name):
-            held.put(name, source(np.ones(size, np.float32)))
+            put(held, name, source(np.ones(size, np.float32)))
     assert held.nbytes == 100
     assert held.get("a").info.type.shape == (15,)
-    held.put("a", source(np.ones(5, np.float32)))
-    held.put("c", source(np.ones(10, np.float32)))
+    put(held, "a", source(np.ones(5, np.float32)))
+    put(held, "c", source(np.ones(10, np.float32)))
     assert held.nbytes == 100
 
 
@@ -86,21 +90,21 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         ours.setblocking(False)
         writer = VaultWriter(theirs.detach())
         first = residents(vault=writer)
-        load_tensors(first, path)
+        load_tensors(first, path, run)
         first.delete("file/gone")
-        first.put("w", source(np.zeros(9, np.float32)))
-        first.put("w", source(np.arange(4, dtype=np.float32)))
-        first.put("empty", source(np.zeros((0, 3), np.int8)))
-        first.put("forgotten", source(np.ones(1, np.float32)))
+        put(first, "w", source(np.zeros(9, np.float32)))
+        put(first, "w", source(np.arange(4, dtype=np.float32)))
+        put(first, "empty", source(np.zeros((0, 3), np.int8)))
+        put(first, "forgotten", source(np.ones(1, np.float32)))
         first.delete("forgotten")
         writer.close()
         vault = VaultReader()
         vault.drain(ours)
         second = residents()
-        load_tensors(second, path)
+        load_tensors(second, path, run)
         assert vault.kept.keys() == {"file/gone", "w", "empty"}
         for kept in vault.kept.values():
-            second.restore(kept)
+            restore(second, kept)
         assert [info.name for info in second.infos()] == ["empty", "w"]
         assert values(second, "w") == [0, 1, 2, 3]
         assert second.get("empty").info.type == TensorType("int8", (0, 3))
@@ -116,7 +120,7 @@ def test_a_replaced_copys_descriptor_is_closed() -> None:
         held = Residents(CpuBackend(), 10_000, writer)
         fds = set()
         for value in range(5):
-            held.put("w", source(np.full(4, value, np.float32)))
+            put(held, "w", source(np.full(4, value, np.float32)))
             vault.drain(ours)
             fds.add(vault.kept["w"].fd)
         writer.close()
@@ -130,11 +134,11 @@ def test_a_replaced_copys_descriptor_is_closed() -> None:
 
 
 def test_a_copy_that_is_replaced_stays_open_while_it_is_handed_over(chain: Chain) -> None:
-    chain.home.put(W, number(1))
+    put(chain.home, W, number(1))
     chain.vault.drain(chain.deposits)
     with chain.vault.handover() as kept:
         (one,) = kept.tensors
-        chain.home.put(W, number(2))
+        put(chain.home, W, number(2))
         chain.vault.drain(chain.deposits)
         assert os.fstat(one.fd).st_size > 0
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -143,14 +147,14 @@ def test_a_copy_that_is_replaced_stays_open_while_it_is_handed_over(chain: Chain
 
 def test_a_follower_goes_through_the_changes_of_its_home(chain: Chain) -> None:
     held, follower = chain.follower()
-    chain.home.put(W, number(1))
-    chain.home.put(GONE, number(2))
-    chain.home.put(W, number(3))
+    put(chain.home, W, number(1))
+    put(chain.home, GONE, number(2))
+    put(chain.home, W, number(3))
     chain.home.delete(GONE)
     chain.vault.drain(chain.deposits)
     seen = []
     for change in follower.take():
-        held.follow(change)
+        follow(held, change)
         seen.append(contents(held))
     assert seen == [
         {W: [1] * 3},
@@ -163,18 +167,18 @@ def test_a_follower_goes_through_the_changes_of_its_home(chain: Chain) -> None:
 
 
 def test_changes_that_a_restarted_follower_has_from_the_vault_are_not_made_again(chain: Chain) -> None:
-    chain.home.put(W, number(1))
-    chain.home.put(GONE, number(2))
+    put(chain.home, W, number(1))
+    put(chain.home, GONE, number(2))
     chain.home.delete(GONE)
-    chain.home.put(W, number(3))
+    put(chain.home, W, number(3))
     # They wait in the socket of the process that is gone.
     held, follower = chain.follower()
-    chain.home.put(X, number(4))
+    put(chain.home, X, number(4))
     chain.vault.drain(chain.deposits)
     descriptors = num_descriptors()
     changes = follower.take()
     for change in changes:
-        held.follow(change)
+        follow(held, change)
         assert GONE not in contents(held)
         assert contents(held)[W] == [3] * 3
     assert len(changes) == 5
@@ -184,16 +188,16 @@ def test_changes_that_a_restarted_follower_has_from_the_vault_are_not_made_again
 
 def test_an_older_change_that_comes_late_is_ignored(chain: Chain) -> None:
     held, follower = chain.follower()
-    chain.home.put(W, number(1))
-    chain.home.put(W, number(2))
+    put(chain.home, W, number(1))
+    put(chain.home, W, number(2))
     chain.home.delete(W)
     chain.vault.drain(chain.deposits)
     first, second, deleted = follower.take()
-    held.follow(second)
-    held.follow(first)
+    follow(held, second)
+    follow(held, first)
     assert contents(held) == {W: [2] * 3}
-    held.follow(deleted)
-    held.follow(msgspec.structs.replace(second, fd=-1))
+    follow(held, deleted)
+    follow(held, msgspec.structs.replace(second, fd=-1))
     assert contents(held) == {}
 
 
@@ -204,14 +208,14 @@ def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
         held, follower = chain.follower()
         descriptors = num_descriptors()
         for value in range(count):
-            chain.home.put(W, number(value))
+            put(chain.home, W, number(value))
             chain.vault.drain(chain.deposits)
         # The copy of the vault, and the mapping of the home engine: what waits takes none.
         assert num_descriptors() <= descriptors + 3
         num_taken = 0
         while num_taken < count:
             for change in follower.take():
-                held.follow(change)
+                follow(held, change)
                 num_taken += 1
             await asyncio.sleep(0)
         assert contents(held) == {W: [count - 1] * 3}
@@ -224,22 +228,22 @@ def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
 class FullBackend(CpuBackend):
     """A device without memory for more than a few bytes."""
 
-    def upload(self, source: HostBytes) -> torch.Tensor:
+    def reserve(self, kept: HostBytes) -> torch.Tensor:
         """See `Backend`."""
-        if source.type.nbytes > 12:
+        if kept.type.nbytes > 12:
             raise TooBusy("no memory on the device")
-        return super().upload(source)
+        return super().reserve(kept)
 
 
 def test_a_tensor_that_a_follower_cannot_hold_is_left_to_the_engines_that_do(chain: Chain) -> None:
     _, follower = chain.follower()
     held = Residents(FullBackend(), 100, VaultWriter(-1), index=1, num_engines=2)
-    chain.home.put(W, number(1))
-    chain.home.put(W, source(np.ones(4, np.float32)))
-    chain.home.put(X, number(2))
+    put(chain.home, W, number(1))
+    put(chain.home, W, source(np.ones(4, np.float32)))
+    put(chain.home, X, number(2))
     chain.vault.drain(chain.deposits)
     for change in follower.take():
-        held.follow(change)
+        follow(held, change)
     assert held.get(W).tensor is None
     assert held.info(W).engines == (0,)
     assert values(held, X) == [2] * 3
@@ -247,17 +251,17 @@ def test_a_tensor_that_a_follower_cannot_hold_is_left_to_the_engines_that_do(cha
     chain.home.delete(W)
     chain.vault.drain(chain.deposits)
     for change in follower.take():
-        held.follow(change)
+        follow(held, change)
     assert contents(held) == {X: [2] * 3}
 
 
 def test_a_single_tensor_is_known_everywhere_and_held_by_one(chain: Chain) -> None:
     held, follower = chain.follower()
-    chain.home.put(W, number(1), "single")
+    put(chain.home, W, number(1), "single")
     chain.vault.drain(chain.deposits)
     (change,) = follower.take()
     assert change.fd < 0
-    held.follow(change)
+    follow(held, change)
     assert held.get(W).tensor is None
     assert (held.info(W).engines, held.info(W).placement, held.nbytes) == ((0,), "single", 0)
     assert held.infos() == chain.home.infos()
@@ -267,7 +271,7 @@ def test_a_single_tensor_is_known_everywhere_and_held_by_one(chain: Chain) -> No
     assert later.get(W).tensor is None
     with chain.vault.handover(0) as kept:
         again = engine(0, chain.board, VaultWriter(-1))
-        again.restore(msgspec.structs.replace(kept.tensors[0], fd=os.dup(kept.tensors[0].fd)))
+        restore(again, msgspec.structs.replace(kept.tensors[0], fd=os.dup(kept.tensors[0].fd)))
     assert values(again, W) == [1] * 3
 
 
@@ -279,8 +283,8 @@ def test_the_board_shows_every_change_before_it_is_deposited(chain: Chain) -> No
 
     seen: list[int] = []
     home = engine(0, chain.board, Watching(-1))
-    home.put(W, number(1))
-    home.put(W, number(2))
+    put(home, W, number(1))
+    put(home, W, number(2))
     assert seen == sorted(set(seen))
     deleted = home.delete(W)
     assert chain.board.versions[slot_of(W)] == deleted.version > seen[-1]

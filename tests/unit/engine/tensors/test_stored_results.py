@@ -18,10 +18,13 @@ from tests.support.resident_chain import (
     copy_of,
     engine,
     fed,
+    follow,
     homed,
     num_descriptors,
     number,
+    put,
     residents,
+    restore,
     restored,
     result,
     values,
@@ -41,13 +44,13 @@ def test_a_result_is_lost_with_its_engine_until_it_is_written_again_or_deleted(c
     with chain.vault.handover(0) as kept:
         again = engine(0, chain.board, VaultWriter(-1))
         for one in kept.tensors:
-            again.restore(one)
+            restore(again, one)
         again.versions = list(kept.versions)
     for name in (W, X):
         with pytest.raises(Lost, match=r"^b: .*lost with the engine"):
             again.get(name, field="b")
     assert again.infos() == ()
-    assert not again.put(W, number(3))[1] or again.get(W).tensor is not None
+    assert not put(again, W, number(3))[1] or again.get(W).tensor is not None
     assert values(again, W) == [3] * 3
     again.delete(X)
     with pytest.raises(UnknownName):
@@ -59,19 +62,19 @@ def test_a_copy_saves_a_result_and_brings_it_to_the_other_engines(chain: Chain) 
     info = chain.home.keep(W, *result(1)).info
     chain.vault.drain(chain.deposits)
     for change in follower.take():
-        held.follow(change)
+        follow(held, change)
     assert held.get(W).tensor is None
     fd = copy_of(1)
     chain.writer.keep_copy(info, fd, 0)
     os.close(fd)
     chain.vault.drain(chain.deposits)
     (change,) = follower.take()
-    held.follow(change)
+    follow(held, change)
     assert values(held, W) == [1] * 3
     assert held.info(W).engines == (0, 1)
     with chain.vault.handover(0) as kept:
         again = engine(0, chain.board, VaultWriter(-1))
-        again.restore(msgspec.structs.replace(kept.tensors[0], fd=os.dup(kept.tensors[0].fd)))
+        restore(again, msgspec.structs.replace(kept.tensors[0], fd=os.dup(kept.tensors[0].fd)))
     assert values(again, W) == [1] * 3
 
 
@@ -80,7 +83,7 @@ def test_a_copy_that_comes_after_the_next_change_does_nothing(chain: Chain, then
     held, follower = chain.follower()
     info = chain.home.keep(W, *result(1)).info
     if then == "put":
-        chain.home.put(W, number(2))
+        put(chain.home, W, number(2))
     else:
         chain.home.delete(W)
     descriptors = num_descriptors()
@@ -89,7 +92,7 @@ def test_a_copy_that_comes_after_the_next_change_does_nothing(chain: Chain, then
     os.close(fd)
     chain.vault.drain(chain.deposits)
     for change in follower.take():
-        held.follow(change)
+        follow(held, change)
     assert contents(held) == ({W: [2] * 3} if then == "put" else {})
     assert (W in chain.vault.kept) == (then == "put")
     # The vault's copy of what was put.
@@ -110,13 +113,13 @@ def test_a_copy_may_overtake_the_change_itself(chain: Chain) -> None:
     assert values(holder, name) == [1] * 3
     copy = Kept(name, ordered, copy_of(1), ordered.version, 1, is_copy=True)
     third = engine(0, chain.board, VaultWriter(-1))
-    third.follow(copy)
+    follow(third, copy)
     assert values(third, name) == [1] * 3
-    third.follow(Kept(name, ordered, -1, ordered.version, 1))
+    follow(third, Kept(name, ordered, -1, ordered.version, 1))
     assert values(third, name) == [1] * 3
     assert third.versions == [0, ordered.version]
     # The home itself has it from then on, too.
-    home.follow(msgspec.structs.replace(copy, fd=copy_of(1)))
+    follow(home, msgspec.structs.replace(copy, fd=copy_of(1)))
     assert values(home, name) == [1] * 3
     del follower
 
@@ -135,7 +138,7 @@ def test_a_result_is_adopted_unless_its_name_has_changed_since(chain: Chain) -> 
     third = holder.keep(name, *result(3))
     ordered, _ = home.order(third.info, third.ticket)
     deleted = home.delete(name)
-    holder.follow(Kept(name, None, -1, deleted.version, 1))
+    follow(holder, Kept(name, None, -1, deleted.version, 1))
     assert holder.adopt(third.ticket, ordered) is None
     with pytest.raises(UnknownName):
         holder.get(name)
@@ -147,7 +150,7 @@ def test_a_result_is_adopted_unless_its_name_has_changed_since(chain: Chain) -> 
 
 
 def test_a_durable_result_takes_the_place_of_an_older_tensor_with_its_copy(chain: Chain) -> None:
-    chain.home.put(W, number(1))
+    put(chain.home, W, number(1))
     stored = chain.home.keep(W, *result(2), durable=True)
     assert stored.ticket
     # Whenever the engine dies until it is ordered, the older one is there.
@@ -164,7 +167,7 @@ def test_a_durable_result_takes_the_place_of_an_older_tensor_with_its_copy(chain
 
 def test_a_copy_that_another_engine_offers_comes_with_the_change(chain: Chain, offers: Offers) -> None:
     name = homed("w", 0)
-    chain.home.put(name, number(1))
+    put(chain.home, name, number(1))
     stored = offers.holder.keep(name, *result(2), durable=True)
     offers.holder.set_copy(stored.ticket, copy_of(2))
     ordered, _ = chain.home.order(stored.info, stored.ticket)
@@ -174,7 +177,7 @@ def test_a_copy_that_another_engine_offers_comes_with_the_change(chain: Chain, o
     # The home has it from now on, too; the holder has not heard of it twice.
     follower = VaultFollower(offers.feed_end.fileno())
     for change in follower.take():
-        chain.home.follow(change)
+        follow(chain.home, change)
     follower.close()
     assert values(chain.home, name) == [2] * 3
     assert ordered.engines == (1,)
@@ -195,7 +198,7 @@ def test_an_offer_ends_with_its_ticket(chain: Chain, offers: Offers) -> None:
 @pytest.mark.parametrize("is_in_time", [True, False])
 def test_an_offer_outlives_its_process_for_a_while(chain: Chain, offers: Offers, *, is_in_time: bool) -> None:
     name = homed("w", 0)
-    chain.home.put(name, number(1))
+    put(chain.home, name, number(1))
     stored = offers.holder.keep(name, *result(2), durable=True)
     offers.holder.set_copy(stored.ticket, copy_of(2))
     chain.vault.drain(offers.deposits, 1)
@@ -211,7 +214,7 @@ def test_an_offer_outlives_its_process_for_a_while(chain: Chain, offers: Offers,
         chain.home.order(stored.info, stored.ticket)
         chain.vault.drain(chain.deposits)
         for change in follower.take():
-            begun.follow(change)
+            follow(begun, change)
         if is_in_time:
             assert values(begun, name) == restored(chain, 1, name) == [2] * 3
         else:
@@ -226,7 +229,7 @@ def test_what_a_holder_drops_unsure_comes_back_with_its_version(
     chain: Chain, offers: Offers, *, is_ordered_first: bool
 ) -> None:
     name = homed("w", 0)
-    chain.home.put(name, number(1))
+    put(chain.home, name, number(1))
     stored = offers.holder.keep(name, *result(2), durable=True)
     offers.holder.set_copy(stored.ticket, copy_of(2))
 
@@ -258,7 +261,7 @@ def test_what_was_lost_before_does_not_come_back_with_a_ticket_that_ends(chain: 
     name = homed("w", 0)
     first = offers.holder.keep(name, *result(1))
     offers.holder.release(first.ticket)
-    offers.holder.restore(Kept(name, msgspec.structs.replace(first.info, version=1), version=1))
+    restore(offers.holder, Kept(name, msgspec.structs.replace(first.info, version=1), version=1))
     stored = offers.holder.keep(name, *result(2), durable=True)
     offers.holder.set_copy(stored.ticket, copy_of(2))
     offers.holder.release(stored.ticket, is_unsure=True)

@@ -1,0 +1,78 @@
+"""Describes how the bytes of a resident come to the device: from a gateway's slot, from a host copy, or from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from tilewire.service.engine.backends.contract import Backend, Copier, HostBytes
+from tilewire.service.engine.backends.host import copy_with_one_thread, tensor_of
+from tilewire.service.engine.tensors.resident import Resident, cut
+from tilewire.service.engine.tensors.transfers import Steps, pieces_of
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """A tensor whose memory is on the device, and whose bytes are not yet.
+
+    Attributes:
+        steps: Bring them.
+        fd: Descriptor of its host copy; -1 without one.
+        ticket: Number under which it waits; 0 for one that has its version, or gets it here.
+    """
+
+    resident: Resident
+    steps: Steps
+    fd: int = -1
+    ticket: int = 0
+
+
+def begin_arrival(backend: Backend, resident: Resident, copy: HostBytes | None, source: HostBytes | None) -> Steps:
+    """Makes memory on the device for a tensor, or for this engine's part of it.
+
+    Args:
+        backend: Backend of the device.
+        resident: The tensor.
+        copy: Memory of ours for all of it, in C order; None for a part without a host copy.
+        source: Where `copy`, or the part, is to be copied from; None where `copy` has the bytes already.
+
+    Returns:
+        What brings the bytes.
+
+    Raises:
+        TooBusy: No memory on the device.
+    """
+    part = resident.part
+    tensor = resident.tensor = backend.reserve(_own_memory(resident, copy))
+
+    def steps(copier: Copier) -> Iterator[int]:
+        if source is not None and copy is not None and part is None:
+            for one, kept, piece in pieces_of(tensor_of(source), tensor_of(copy), tensor):
+                yield one.nbytes
+                copy_with_one_thread(one, kept)
+                copier.fill(piece, kept)
+            return
+        if source is not None and copy is not None:
+            for one, kept in pieces_of(tensor_of(source), tensor_of(copy)):
+                yield one.nbytes
+                copy_with_one_thread(one, kept)
+        there = copy or source
+        assert there is not None, "This is a bug: no bytes."
+        for one, piece in pieces_of(cut(tensor_of(there), part), tensor):
+            yield one.nbytes
+            copier.fill(piece, one)
+
+    return steps
+
+
+def _own_memory(resident: Resident, copy: HostBytes | None) -> HostBytes:
+    """Returns where the bytes of a tensor, or of this engine's part, follow one another: in its host copy, or beside it."""
+    whole, part, kind = resident.info.type, resident.part, resident.held_type
+    if copy is not None and part is None:
+        return copy
+    if copy is not None and part is not None and part.rows_in(whole)[0].shape[0] <= 1:
+        return HostBytes(copy.mapped, kind, copy.offset + part.offset_in(whole))
+    # Untouched memory costs nothing: a device with memory of its own leaves it so.
+    return HostBytes(torch.empty(max(1, kind.nbytes), dtype=torch.uint8), kind, 0)

@@ -1,0 +1,206 @@
+"""Moves residents between the device and the host beside the loop: uploads, downloads, and host copies of stored results.
+
+One thread moves them, piece by piece. So neither the engine's loop nor the requests on the device wait for a whole tensor, nor
+do those that move a small one for those that move a large one. What nobody awaits comes last.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from tilewire.service.engine.backends.contract import PIECE_BYTES, Backend, Copier
+
+# A piece that nobody awaits waits so long for a moment without a launch; copies must end on a device that is always busy, too.
+MAX_YIELD_S = 0.02
+YIELD_STEP_S = 0.0005
+
+
+# Moves a tensor with a copier, a piece each time it is advanced. It yields the bytes of the piece that comes next.
+Steps = Callable[[Copier], Iterator[int]]
+
+
+@dataclass(eq=False)
+class Transfer:
+    """A tensor to move.
+
+    Attributes:
+        steps: Moves it.
+        end: Called when that is over, with what it failed with.
+        is_awaited: Somebody waits for it: it takes turns with others of its like, as fast as they go.
+        is_needless: It need not go on.
+        is_posted: `end` is called in the loop thread; else by the thread that moves.
+        pieces: Its steps, once it has begun.
+        due_s: When its next piece may be moved at the earliest, on the monotonic clock; 0 before it has begun.
+    """
+
+    steps: Steps
+    end: Callable[[Exception | None], object]
+    is_awaited: bool = True
+    is_needless: bool = False
+    is_posted: bool = True
+    pieces: Iterator[int] | None = field(default=None, init=False)
+    due_s: float = field(default=0.0, init=False)
+
+
+class Transfers(Protocol):
+    """Moves tensors beside the loop."""
+
+    def add(self, transfer: Transfer) -> None:
+        """Begins a transfer."""
+        ...
+
+    def drop(self, transfer: Transfer) -> None:
+        """Says that a transfer need not go on; it ends without a failure."""
+        ...
+
+    def run(self, steps: Steps) -> None:
+        """Moves a tensor and waits for it, before the loop serves.
+
+        Raises:
+            Exception: What it failed with.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the thread; what is under way is lost."""
+        ...
+
+
+class TransferThread(Transfers):
+    """The thread of one engine.
+
+    Args:
+        backend: Backend of the device.
+        post: Has a function called in the loop thread; called by the other one.
+        bytes_per_s: Rate of what nobody awaits; 0 for any.
+        is_busy: Whether the device computes; called by the thread.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        post: Callable[[Callable[[], object]], object],
+        bytes_per_s: int = 0,
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._backend = backend
+        self._post = post
+        self._bytes_per_s = bytes_per_s
+        self.is_busy = is_busy
+        self._waiting: list[Transfer] = []
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, transfer: Transfer) -> None:
+        with self._changed:
+            self._waiting.append(transfer)
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
+            self._thread.start()
+
+    def drop(self, transfer: Transfer) -> None:
+        with self._changed:
+            transfer.is_needless = True
+            self._changed.notify()
+
+    def run(self, steps: Steps) -> None:
+        over: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self.add(Transfer(steps, over.put, is_posted=False))
+        if (error := over.get()) is not None:
+            raise error
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        copier = self._backend.open_copier()
+        while (transfer := self._next()) is not None:
+            error: Exception | None = None
+            try:
+                if not transfer.is_needless and self._move(transfer, copier):
+                    continue
+            except Exception as failure:  # noqa: BLE001  (whoever waits gets it)
+                error = failure
+            self._finish(transfer, error)
+
+    def _next(self) -> Transfer | None:
+        """Takes the transfer whose piece is next, when its time has come; None at the end."""
+        with self._changed:
+            while not self._is_closing:
+                transfer = next((one for one in self._waiting if one.is_awaited or one.is_needless), None)
+                if transfer is None and self._waiting:
+                    transfer = self._waiting[0]
+                    if (pause_s := self._pause_s(transfer)) > 0:
+                        self._changed.wait(pause_s)
+                        continue
+                if transfer is not None:
+                    self._waiting.remove(transfer)
+                    return transfer
+                self._changed.wait()
+        return None
+
+    def _pause_s(self, transfer: Transfer) -> float:
+        """Returns how long a piece that nobody awaits shall wait."""
+        now_s = time.monotonic()
+        if transfer.due_s > now_s:
+            return transfer.due_s - now_s
+        if transfer.due_s and now_s < transfer.due_s + MAX_YIELD_S and self.is_busy():
+            return YIELD_STEP_S
+        return 0.0
+
+    def _move(self, transfer: Transfer, copier: Copier) -> bool:
+        """Moves the piece whose turn it is, and queues the rest; whether there is any."""
+        if transfer.pieces is None:
+            transfer.pieces = transfer.steps(copier)
+        nbytes = next(transfer.pieces, None)
+        if nbytes is None:
+            return False
+        transfer.due_s = max(transfer.due_s, time.monotonic())
+        if self._bytes_per_s:
+            transfer.due_s += nbytes / self._bytes_per_s
+        with self._changed:
+            # Those that are awaited take turns; of the others one ends before the next begins.
+            self._waiting.insert(len(self._waiting) if transfer.is_awaited else 0, transfer)
+        return True
+
+    def _finish(self, transfer: Transfer, error: Exception | None) -> None:
+        # What its steps hold is free when whoever waits hears of it.
+        transfer.pieces = None
+        if transfer.is_posted:
+            self._post(lambda: transfer.end(error))
+        else:
+            transfer.end(error)
+
+
+def pieces_of(*tensors: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yields the same parts of tensors of one dtype and shape, in C order, as views of at most about so many bytes."""
+    first = tensors[0]
+    if not first.numel():
+        return
+    if first.nbytes <= piece_bytes or not first.dim():
+        yield tensors
+        return
+    if first.dim() > 1 and all(tensor.is_contiguous() for tensor in tensors):
+        yield from pieces_of(*(tensor.view(-1) for tensor in tensors), piece_bytes=piece_bytes)
+        return
+    rows = piece_bytes // (first.nbytes // len(first))
+    for begin in range(0, len(first), max(1, rows)):
+        if rows:
+            yield tuple(tensor[begin : begin + rows] for tensor in tensors)
+        else:
+            yield from pieces_of(*(tensor[begin] for tensor in tensors), piece_bytes=piece_bytes)
