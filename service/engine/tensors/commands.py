@@ -267,6 +267,9 @@ class TensorStore:
                 return RegionList(message.id, self.regions.infos(message.name))
             case GetTensor():
                 return self._download(client, message)
+            case PutTensor():
+                self._put(client, message)
+                return None
             case DescribeKernels():
                 return Kernels(message.id, self._kernels)
             case AwaitCopy(ticket=ticket):
@@ -294,11 +297,8 @@ class TensorStore:
 
         self.regions.settle(call)
 
-    def _change(self, client: Client, message: PutTensor | DeleteTensor | OrderTensor | AdoptTensor) -> Tensors | None:
+    def _change(self, client: Client, message: DeleteTensor | OrderTensor | AdoptTensor) -> Tensors | None:
         match message:
-            case PutTensor():
-                self._put(client, message)
-                return None
             case OrderTensor(info=info):
                 if self.shared is not None and not info.stored:
                     self.shared.find_base(info.name, partial(self._on_base, client, message))
@@ -350,11 +350,14 @@ class TensorStore:
         client.tickets.add(arrival.ticket)
 
         def end(error: Exception | None) -> Tensors:
-            if error is None and not client.is_gone:
-                return self._received(client, message, arrival)
-            self._release(client, arrival.ticket)
-            close_copy(arrival.fd)
-            raise error or Unavailable("the gateway is gone")
+            try:
+                if error is None and not client.is_gone:
+                    return self._received(client, message, arrival)
+                self._release(client, arrival.ticket)
+                close_copy(arrival.fd)
+                raise error or Unavailable("the gateway is gone")
+            finally:
+                self._observe()
 
         self._move(client, message, arrival.steps, end)
 
@@ -398,7 +401,6 @@ class TensorStore:
                 reply = Failed.of(message.id, InternalError("internal error"))
             if not client.is_gone:
                 client.send(reply)
-            self._observe()
             self.on_moved(client)
 
         # Its segment stays mapped.
