@@ -17,7 +17,8 @@ import torch
 
 from tilewire.service.engine.backends.contract import PIECE_BYTES, Backend, Copier
 
-# A piece that nobody awaits waits so long for a moment without a launch; copies must end on a device that is always busy, too.
+# A piece that nobody awaits waits so long for a moment without a launch, and for those that somebody awaits; copies must end on
+# a device that is always busy, too.
 MAX_YIELD_S = 0.02
 YIELD_STEP_S = 0.0005
 
@@ -37,7 +38,7 @@ class Transfer:
         is_needless: It need not go on.
         is_posted: `end` is called in the loop thread; else by the thread that moves.
         pieces: Its steps, once it has begun.
-        due_s: When its next piece may be moved at the earliest, on the monotonic clock; 0 before it has begun.
+        due_s: When its next piece may be moved at the earliest, on the monotonic clock.
     """
 
     steps: Steps
@@ -46,7 +47,7 @@ class Transfer:
     is_needless: bool = False
     is_posted: bool = True
     pieces: Iterator[int] | None = field(default=None, init=False)
-    due_s: float = field(default=0.0, init=False)
+    due_s: float = field(default_factory=time.monotonic, init=False)
 
 
 class Transfers(Protocol):
@@ -81,6 +82,7 @@ class TransferThread(Transfers):
         post: Has a function called in the loop thread; called by the other one.
         bytes_per_s: Rate of what nobody awaits; 0 for any.
         is_busy: Whether the device computes; called by the thread.
+        max_yield_s: How long a piece that nobody awaits waits for others.
     """
 
     def __init__(
@@ -89,11 +91,14 @@ class TransferThread(Transfers):
         post: Callable[[Callable[[], object]], object],
         bytes_per_s: int = 0,
         is_busy: Callable[[], bool] = lambda: False,
+        *,
+        max_yield_s: float = MAX_YIELD_S,
     ) -> None:
         self._backend = backend
         self._post = post
         self._bytes_per_s = bytes_per_s
         self.is_busy = is_busy
+        self._max_yield_s = max_yield_s
         self._waiting: list[Transfer] = []
         self._changed = threading.Condition()
         self._is_closing = False
@@ -128,10 +133,11 @@ class TransferThread(Transfers):
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        copier = self._backend.open_copier()
+        copier: Copier | None = None
         while (transfer := self._next()) is not None:
             error: Exception | None = None
             try:
+                copier = copier or self._backend.open_copier()
                 if not transfer.is_needless and self._move(transfer, copier):
                     continue
             except Exception as failure:  # noqa: BLE001  (whoever waits gets it)
@@ -142,24 +148,24 @@ class TransferThread(Transfers):
         """Takes the transfer whose piece is next, when its time has come; None at the end."""
         with self._changed:
             while not self._is_closing:
-                transfer = next((one for one in self._waiting if one.is_awaited or one.is_needless), None)
-                if transfer is None and self._waiting:
-                    transfer = self._waiting[0]
-                    if (pause_s := self._pause_s(transfer)) > 0:
-                        self._changed.wait(pause_s)
-                        continue
+                urgent = next((one for one in self._waiting if one.is_awaited or one.is_needless), None)
+                other = next((one for one in self._waiting if not one.is_awaited), None)
+                pause_s = None if other is None else self._pause_s(other, has_urgent=urgent is not None)
+                transfer = other if pause_s == 0 else urgent
                 if transfer is not None:
                     self._waiting.remove(transfer)
                     return transfer
-                self._changed.wait()
+                self._changed.wait(pause_s)
         return None
 
-    def _pause_s(self, transfer: Transfer) -> float:
-        """Returns how long a piece that nobody awaits shall wait."""
+    def _pause_s(self, transfer: Transfer, *, has_urgent: bool) -> float:
+        """Returns how long a piece that nobody awaits shall wait; 0 when its turn has come."""
         now_s = time.monotonic()
         if transfer.due_s > now_s:
             return transfer.due_s - now_s
-        if transfer.due_s and now_s < transfer.due_s + MAX_YIELD_S and self.is_busy():
+        if now_s < transfer.due_s + self._max_yield_s and (
+            has_urgent or (transfer.pieces is not None and self.is_busy())
+        ):
             return YIELD_STEP_S
         return 0.0
 

@@ -74,15 +74,16 @@ class Bench:
     Args:
         stack: Closes everything.
         bytes_per_s: As in `TransferThread`.
+        max_yield_s: As there; without it what nobody awaits comes last.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, bytes_per_s: int = 0) -> None:
+    def __init__(self, stack: contextlib.ExitStack, bytes_per_s: int = 0, max_yield_s: float = 1e9) -> None:
         self.copier = GatedCopier()
         backend = GatedBackend()
         backend.copier = self.copier
         self._calls: queue.Queue[Callable[[], object]] = queue.Queue()
         self._over: list[tuple[str, Exception | None]] = []
-        self.thread = TransferThread(backend, self._calls.put, bytes_per_s)
+        self.thread = TransferThread(backend, self._calls.put, bytes_per_s, max_yield_s=max_yield_s)
         stack.callback(self.thread.close)
         stack.callback(self.copier.permits.release, 1000)
 
@@ -149,11 +150,31 @@ def test_the_rate_holds_for_what_nobody_awaits(stack: contextlib.ExitStack) -> N
 
 
 def test_what_nobody_awaits_yields_to_the_device_for_a_while(stack: contextlib.ExitStack) -> None:
-    bench = Bench(stack)
+    bench = Bench(stack, max_yield_s=0.02)
     bench.thread.is_busy = lambda: True
     bench.copier.permits.release(1)
     bench.add("w", 10)
     assert bench.next_over() == ("w", None)
+
+
+def test_what_nobody_awaits_comes_too_while_others_come_on_and_on(stack: contextlib.ExitStack) -> None:
+    bench = Bench(stack, max_yield_s=0)
+    bench.add("endless", 100 * PIECE_BYTES, is_awaited=True)
+    bench.add("copy", 3 * PIECE_BYTES)
+    bench.copier.permits.release(20)
+    assert bench.next_over() == ("copy", None)
+
+
+def test_a_device_that_has_no_copier_fails_its_transfers(stack: contextlib.ExitStack) -> None:
+    class Broken(CpuBackend):
+        def open_copier(self) -> HostCopier:
+            raise RuntimeError("no memory")
+
+    thread = TransferThread(Broken(), lambda _call: None)
+    stack.callback(thread.close)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no memory"):
+            thread.run(download_steps(torch.ones(5), slot_of(torch.zeros(5))))
 
 
 def test_what_is_not_needed_ends(stack: contextlib.ExitStack) -> None:
