@@ -167,7 +167,7 @@ class EngineLoop:
             self._hand_over_metrics()
             if self._may_tune and self._idle_for_ns() >= IDLE_NS:
                 self._tune()
-            if self._is_stopping and not len(self._scheduler) and not self._launched and not self._store.num_transfers:
+            if self._is_stopping and not len(self._scheduler) and not self._launched and not self._store.is_moving:
                 self._store.close()
                 self._mappings.close()
                 self._mailbox.close()

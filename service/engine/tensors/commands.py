@@ -70,7 +70,6 @@ class TensorStore:
         follower: Source of the other engines' changes.
         shared: The folder of `--store`; None without one.
         on_moved: Called with the gateway of each transfer that is over.
-        num_transfers: Transfers of gateways that are under way.
     """
 
     backend: Backend
@@ -81,7 +80,6 @@ class TensorStore:
     follower: VaultFollower = field(default_factory=lambda: VaultFollower(-1))
     shared: ReadThrough | None = None
     on_moved: Callable[[Client], object] = field(default_factory=lambda: _ignore, init=False)
-    num_transfers: int = field(default=0, init=False)
     _kernels: bytes = field(default=b"", init=False)
     _clients: list[Client] = field(default_factory=list, init=False)
     _pending: dict[Resident, HostCopy] = field(default_factory=dict, init=False)
@@ -89,6 +87,8 @@ class TensorStore:
     _held: dict[int, HostCopy] = field(default_factory=dict, init=False)
     _awaiting: dict[int, tuple[Client, AwaitCopy]] = field(default_factory=dict, init=False)
     _waiting: list[Waiting] = field(default_factory=list, init=False)
+    # Transfers from and to the segments of gateways.
+    _moving: dict[Transfer, Client] = field(default_factory=dict, init=False)
     # Changes that wait for the tensor of an earlier one.
     _changes: deque[Kept] = field(default_factory=deque, init=False)
     _is_following: bool = field(default=False, init=False)
@@ -103,6 +103,11 @@ class TensorStore:
         """Begins to look at what other hosts change."""
         if self.shared is not None:
             self.shared.start()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether gateways wait for transfers."""
+        return bool(self._moving)
 
     def describe_kernels(self) -> None:
         """Works out the answer to `DescribeKernels`: when nobody waits, since it takes tens of milliseconds."""
@@ -120,6 +125,8 @@ class TensorStore:
         self._waiting = [one for one in self._waiting if one.client is not client]
         if self.shared is not None:
             self.shared.forget(client)
+        for transfer in [one for one, gateway in self._moving.items() if gateway is client]:
+            self.transfers.drop(transfer)
         for ticket in tuple(client.tickets):
             self._release(client, ticket, is_unsure=True)
         self._answer_waiting()
@@ -388,7 +395,7 @@ class TensorStore:
         """
 
         def over(error: Exception | None) -> None:
-            self.num_transfers -= 1
+            del self._moving[transfer]
             client.num_launched -= 1
             try:
                 reply = end(error)
@@ -405,8 +412,9 @@ class TensorStore:
 
         # Its segment stays mapped.
         client.num_launched += 1
-        self.num_transfers += 1
-        self.transfers.add(Transfer(steps, over))
+        transfer = Transfer(steps, over)
+        self._moving[transfer] = client
+        self.transfers.add(transfer)
 
     def _copy(self, resident: Resident | None, info: TensorInfo) -> None:
         """Has the host copy of a result made, unless there is one."""

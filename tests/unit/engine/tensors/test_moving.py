@@ -100,7 +100,7 @@ def test_the_older_tensor_serves_while_another_comes(engine: Engine) -> None:
     engine.moving.step()
     assert isinstance(engine.answers.pop(), Tensors)
     engine.begin_put(2, 2)
-    assert (engine.answers, engine.value(), engine.store.num_transfers, engine.client.num_launched) == ([], 1, 1, 1)
+    assert (engine.answers, engine.value(), engine.store.is_moving, engine.client.num_launched) == ([], 1, True, 1)
     described = engine.store.answer(engine.client, DescribeTensor(3, "w"))
     assert isinstance(described, Tensors)
     engine.moving.step()
@@ -108,7 +108,7 @@ def test_the_older_tensor_serves_while_another_comes(engine: Engine) -> None:
     assert isinstance(stored, Tensors)
     assert (stored.id, stored.replaced, engine.value()) == (2, True, 2)
     assert stored.tensors[0].version > described.tensors[0].version
-    assert (engine.store.num_transfers, engine.client.num_launched, engine.moved) == (0, 0, [engine.client] * 2)
+    assert (engine.store.is_moving, engine.client.num_launched, engine.moved) == (False, 0, [engine.client] * 2)
 
 
 def test_a_download_brings_what_was_there_when_it_began(engine: Engine) -> None:
@@ -139,6 +139,7 @@ def test_an_upload_that_does_not_come_leaves_nothing(engine: Engine, *, is_gone:
     if is_gone:
         engine.client.is_gone = True
         engine.store.detach(engine.client)
+    assert all(one.is_needless == is_gone for one in engine.moving._waiting)
     for _ in range(2):
         engine.moving.step(None if is_gone else TooBusy("no memory"))
     assert (engine.value(), engine.store.residents.at("new")) == (1, None)
