@@ -72,7 +72,7 @@ def _send(sock: socket.socket, deposit: msgspec.Struct, fd: int) -> None:
 
 
 class VaultWriter:
-    """An engine's sending end. A change is ordered by its home engine; a copy may come from any engine and thread.
+    """An engine's sending end. A change is ordered by its home engine; a copy may come from any engine.
 
     Args:
         fd: A sequenced-packet socket to the supervisor, which this owns; negative for no vault.

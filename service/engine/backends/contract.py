@@ -1,6 +1,7 @@
 """Defines the interface of a backend: what the engine's loop calls to compute.
 
-All calls come from the engine's loop thread; but while it is in `warm_up`, `attach` may come from another one.
+All calls come from the engine's loop thread, but `attach`, `detach` and `adopt`, which come from the one that maps memory, and
+`open_copier`.
 """
 
 from __future__ import annotations
