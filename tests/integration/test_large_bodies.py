@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from tests.conftest import StartServer
 from tests.support.raw_http import RawConnection, head
+from tests.support.tensor_bodies import sparse_npy
 
 pytestmark = pytest.mark.skipif(os.environ.get("LARGE_BODIES") != "1", reason="LARGE_BODIES=1 is not set")
 
@@ -22,17 +21,9 @@ MARKS = {0: b"first", 2**31 - 3: b"middle", NBYTES - 5: b"final"}
 
 @pytest.fixture
 def body() -> Iterator[tuple[int, int]]:
-    """A descriptor of a sparse npy file, and its length."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|i1", "fortran_order": False, "shape": (NBYTES,)})
-    begin = len(header.getvalue())
-    fd = os.memfd_create("large")
-    os.truncate(fd, begin + NBYTES)
-    os.pwrite(fd, header.getvalue(), 0)
-    for offset, mark in MARKS.items():
-        os.pwrite(fd, mark, begin + offset)
-    yield fd, begin + NBYTES
-    os.close(fd)
+    """A descriptor of an npy file, and its length."""
+    with sparse_npy(NBYTES, MARKS) as file:
+        yield file
 
 
 @pytest.mark.timeout(600)

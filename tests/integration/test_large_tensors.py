@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 import threading
@@ -15,7 +14,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.live_server import LiveServer
 from tests.support.raw_http import RawConnection, head, post
-from tests.support.tensor_bodies import TYPES, to_npy
+from tests.support.tensor_bodies import TYPES, sparse_npy, to_npy
 
 NBYTES = 2**28
 QUIET_S = 0.2
@@ -27,15 +26,8 @@ SHARE = 0.15
 @pytest.fixture(scope="module")
 def body() -> Iterator[tuple[int, int]]:
     """A descriptor of an npy file, and its length."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "|i1", "fortran_order": False, "shape": (NBYTES,)})
-    begin = len(header.getvalue())
-    fd = os.memfd_create("large")
-    os.truncate(fd, begin + NBYTES)
-    os.pwrite(fd, header.getvalue(), 0)
-    os.pwrite(fd, b"end", begin + NBYTES - 3)
-    yield fd, begin + NBYTES
-    os.close(fd)
+    with sparse_npy(NBYTES, {NBYTES - 3: b"end"}) as file:
+        yield file
 
 
 def longest_wait_s(server: LiveServer, during: Callable[[], None]) -> tuple[float, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -43,6 +45,23 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "npy": IN_NUMPY,
     "json": tuple(CODES),
 }
+
+
+@contextlib.contextmanager
+def sparse_npy(nbytes: int, marks: Mapping[int, bytes]) -> Iterator[tuple[int, int]]:
+    """A descriptor of an npy file of int8, sparse and zero but for the bytes at some offsets, and its length."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|i1", "fortran_order": False, "shape": (nbytes,)})
+    begin = len(header.getvalue())
+    fd = os.memfd_create("large")
+    os.truncate(fd, begin + nbytes)
+    os.pwrite(fd, header.getvalue(), 0)
+    for offset, mark in marks.items():
+        os.pwrite(fd, mark, begin + offset)
+    try:
+        yield fd, begin + nbytes
+    finally:
+        os.close(fd)
 
 
 def to_safetensors(arrays: Mapping[str, Array]) -> bytes:

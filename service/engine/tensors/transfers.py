@@ -1,7 +1,7 @@
 """Moves residents between the device and the host beside the loop: uploads, downloads, and host copies of stored results.
 
 One thread moves them, piece by piece. So neither the engine's loop nor the requests on the device wait for a whole tensor, nor
-do those that move a small one for those that move a large one. What nobody awaits comes last.
+do those that move a small one for those that move a large one. What nobody awaits comes when nobody waits, or now and then.
 """
 
 from __future__ import annotations
@@ -99,14 +99,16 @@ class TransferThread(Transfers):
         self._bytes_per_s = bytes_per_s
         self.is_busy = is_busy
         self._max_yield_s = max_yield_s
-        self._waiting: list[Transfer] = []
+        # In order, as sets: those whose turn comes next, and those that nobody awaits, with the one that has begun first.
+        self._awaited: dict[Transfer, None] = {}
+        self._others: dict[Transfer, None] = {}
         self._changed = threading.Condition()
         self._is_closing = False
         self._thread: threading.Thread | None = None
 
     def add(self, transfer: Transfer) -> None:
         with self._changed:
-            self._waiting.append(transfer)
+            (self._awaited if transfer.is_awaited else self._others)[transfer] = None
             self._changed.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
@@ -115,6 +117,9 @@ class TransferThread(Transfers):
     def drop(self, transfer: Transfer) -> None:
         with self._changed:
             transfer.is_needless = True
+            if transfer in self._others:
+                del self._others[transfer]
+                self._awaited[transfer] = None
             self._changed.notify()
 
     def run(self, steps: Steps) -> None:
@@ -148,23 +153,23 @@ class TransferThread(Transfers):
         """Takes the transfer whose piece is next, when its time has come; None at the end."""
         with self._changed:
             while not self._is_closing:
-                urgent = next((one for one in self._waiting if one.is_awaited or one.is_needless), None)
-                other = next((one for one in self._waiting if not one.is_awaited), None)
-                pause_s = None if other is None else self._pause_s(other, has_urgent=urgent is not None)
-                transfer = other if pause_s == 0 else urgent
-                if transfer is not None:
-                    self._waiting.remove(transfer)
-                    return transfer
+                awaited, other = next(iter(self._awaited), None), next(iter(self._others), None)
+                pause_s = None if other is None else self._pause_s(other, has_awaited=awaited is not None)
+                if pause_s == 0:
+                    return other
+                if awaited is not None:
+                    del self._awaited[awaited]
+                    return awaited
                 self._changed.wait(pause_s)
         return None
 
-    def _pause_s(self, transfer: Transfer, *, has_urgent: bool) -> float:
+    def _pause_s(self, transfer: Transfer, *, has_awaited: bool) -> float:
         """Returns how long a piece that nobody awaits shall wait; 0 when its turn has come."""
         now_s = time.monotonic()
         if transfer.due_s > now_s:
             return transfer.due_s - now_s
         if now_s < transfer.due_s + self._max_yield_s and (
-            has_urgent or (transfer.pieces is not None and self.is_busy())
+            has_awaited or (transfer.pieces is not None and self.is_busy())
         ):
             return YIELD_STEP_S
         return 0.0
@@ -179,12 +184,16 @@ class TransferThread(Transfers):
         transfer.due_s = max(transfer.due_s, time.monotonic())
         if self._bytes_per_s:
             transfer.due_s += nbytes / self._bytes_per_s
-        with self._changed:
-            # Those that are awaited take turns; of the others one ends before the next begins.
-            self._waiting.insert(len(self._waiting) if transfer.is_awaited else 0, transfer)
+        if transfer.is_awaited:
+            # Those take turns; of the others one ends before the next begins.
+            with self._changed:
+                self._awaited[transfer] = None
         return True
 
     def _finish(self, transfer: Transfer, error: Exception | None) -> None:
+        with self._changed:
+            self._awaited.pop(transfer, None)
+            self._others.pop(transfer, None)
         # What its steps hold is free when whoever waits hears of it.
         transfer.pieces = None
         if transfer.is_posted:
