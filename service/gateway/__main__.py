@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from tilewire.service.config.process import TlsSettings
 from tilewire.service.gateway import process
+from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
 from tilewire.service.gateway.connection.acceptor import Acceptor, Connection
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
@@ -36,7 +37,7 @@ class GatewayServer(uvicorn.Server):
         gateway: Parts.
         app: Application that it serves.
         door: Listening socket; None where `serve` gets it.
-        counts: Connections of all gateways that share the socket.
+        counts: Connections of all gateways that share the socket, and which of them are ready.
         tls: Files of TLS; None for none.
 
     Attributes:
@@ -53,6 +54,7 @@ class GatewayServer(uvicorn.Server):
     ) -> None:
         self._tls, self._tls_context = tls, None if tls is None else make_context(tls)
         super().__init__(make_config(gateway, app, self._tls_context))
+        self._gateway = gateway
         self.is_listening = asyncio.Event()
         self._door = door
         self._counts = counts or ConnectionCounts()
@@ -67,7 +69,7 @@ class GatewayServer(uvicorn.Server):
             keeping.cancel()
 
     def observe_readiness(self) -> None:
-        """Does nothing: probes read it each time."""
+        self._counts.set_ready(is_ready=why_not_ready(self._gateway) is None)
 
     def close(self) -> None:
         self.should_exit = True

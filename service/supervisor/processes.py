@@ -21,12 +21,12 @@ from contextlib import AbstractContextManager
 import structlog
 
 from tilewire.service.config.parsers import devices_of
-from tilewire.service.config.process import EngineSettings, Inherited
+from tilewire.service.config.process import EngineSettings, GatewaySettings, Inherited
 from tilewire.service.config.settings import Settings
 from tilewire.service.gateway.auth.quotas import page_bytes
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import create_board
-from tilewire.service.ipc.connection_counts import create_counts
+from tilewire.service.ipc.connection_counts import ConnectionCounts, create_counts
 from tilewire.service.supervisor.child_process import Child, Spare
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_first, listen_locally
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
@@ -116,13 +116,7 @@ class Supervisor:
             is_http = index < self._settings.num_gateways
             settings = self._settings.gateway(index, inherited[index], addresses, None if is_http else grpc_address)
             spare = Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False)
-            self._gateways.append(
-                child(
-                    settings.name,
-                    spare,
-                    lambda _restarts, _was_ready, settings=settings: contextlib.nullcontext(settings),  # type: ignore[misc]
-                )
-            )
+            self._gateways.append(child(settings.name, spare, _gateway_settings(settings)))
 
     def _reserve_grpc(self, stack: contextlib.ExitStack) -> str | None:
         """Binds the port of gRPC, whose library takes no socket: the gateway binds it again, now and at each restart."""
@@ -221,6 +215,17 @@ class Supervisor:
                 )
                 process.kill()
         return list(await asyncio.gather(*tasks))
+
+
+def _gateway_settings(settings: GatewaySettings) -> Callable[[int, bool], AbstractContextManager[GatewaySettings]]:
+    """Returns the factory of a gateway's settings, for `Child`."""
+
+    def make(_restarts: int, _was_ready: bool) -> AbstractContextManager[GatewaySettings]:
+        if settings.inherited.connections >= 0:
+            ConnectionCounts(settings.inherited.connections, settings.index).clear()
+        return contextlib.nullcontext(settings)
+
+    return make
 
 
 async def _until_ready(host: str, port: int) -> None:

@@ -22,6 +22,7 @@ from tests.conftest import StartServer
 from tests.support.exposition import Scrape, is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
 from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with, serving
+from tests.support.programs import free_port
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -255,6 +256,36 @@ def test_a_killed_gateway_is_replaced_and_others_do_not_notice(preloaded: LiveSe
         assert settles(client, is_idle), scrape(client)
         # A dead gateway's arena is no longer counted.
         assert total(scrape(client), "tilewire_arena_bytes") == 16 * 2**20
+
+
+@pytest.mark.slow
+def test_no_connection_reaches_a_gateway_that_is_not_ready_while_others_are(start_server: StartServer) -> None:
+    server = start_server("--gateways", "3", "--arena-bytes", "48MiB")
+    statuses: Counter[int] = Counter()
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            # Those of the gateway that is killed break.
+            with contextlib.suppress(OSError, ConnectionEnded), RawConnection(server.connect()) as connection:
+                connection.send(post("/v1/matmul", ONES))
+                statuses[connection.answer().status] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        victim = server.gateways()[0]
+        os.kill(victim, signal.SIGKILL)
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < end_s and (len(replaced := server.gateways()) < 3 or victim in replaced):
+            time.sleep(POLL_S)
+        for pid in replaced:
+            server.wait_ready(pid)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200}, statuses
 
 
 def test_a_killed_engine_comes_back_with_its_residents(preloaded: LiveServer) -> None:
@@ -511,22 +542,18 @@ def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path:
         f"import os, sys\nif {module!r} in sys.orig_argv:\n    os.write(2, b'not today\\n')\n    os._exit(3)\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), path_with(ROOT)])}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = ["--port", str(port), "--device", "cpu", "--gateways", "1", "--arena-bytes", "16MiB"]
     with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as it:
-        was_taken = False
         end_s = time.monotonic() + START_TIMEOUT_S
         while it.poll() is None and time.monotonic() < end_s:
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                was_taken = True
+            if module.endswith("gateway"):
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port), timeout=1)
             time.sleep(POLL_S)
         it.kill()
         stdout, stderr = it.communicate()
-    if module.endswith("gateway"):
-        assert not was_taken
-    assert it.returncode == 1
+    assert it.returncode == 1, stderr
     assert stderr.count("not today") == 3
     assert stderr.splitlines()[-1].startswith(f"tilewire: {module.rpartition('.')[2]}-0 died 3 times before")
     assert "Traceback" not in stderr

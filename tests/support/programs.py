@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -18,6 +19,8 @@ import pytest
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
+# Below it are ports of well-known services.
+FIRST_PORT = 10_240
 
 
 def find_program(name: str) -> str:
@@ -35,10 +38,12 @@ def find_program(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody has at this moment."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port
+    """A port of the loopback that nobody has at this moment, and that the system gives to nobody who asks for any."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(FIRST_PORT, first_given)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextlib.contextmanager

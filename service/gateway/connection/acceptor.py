@@ -1,7 +1,8 @@
 """Takes connections of a listening socket that all gateways share, so that each gateway has its share of them.
 
 Whoever wakes first could take all that wait. So a gateway that has its share leaves the next connection to the others for a
-moment. What is still there then it takes: the others are busy, or down. Runs in the gateway's event loop.
+moment. What is still there then it takes: the others are busy, or down. A gateway that is not ready takes none while others
+are. Runs in the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # How long a connection is left to gateways that have fewer, and how many times in a row before it is taken nevertheless.
 LEFT_S, PATIENCE = 0.001, 5
+# How long connections are left to gateways that are ready by one that is not, before it looks whether any still is.
+BEHIND_S = 0.02
 MAX_DOUBLINGS = 10
 # How long to wait when the system lets this process have no more descriptors, as in asyncio.
 FULL_S = 1.0
@@ -68,7 +71,9 @@ class Acceptor:
 
     def _on_waiting(self) -> None:
         """A connection waits, or did: another gateway may have it by now."""
-        if self._counts.has_share:
+        if self._counts.is_behind:
+            self._wait(BEHIND_S)
+        elif self._counts.has_share:
             self._num_left += 1
             self._wait(LEFT_S)
         else:
@@ -78,7 +83,7 @@ class Acceptor:
     def _look_again(self) -> None:
         """Takes what the others have left for long, twice as many each time."""
         self._pause = None
-        if self._counts.has_share and self._num_left > PATIENCE:
+        if self._num_left > PATIENCE and self._counts.has_share and not self._counts.is_behind:
             doublings = min(self._num_left - PATIENCE - 1, MAX_DOUBLINGS)
             if not all(self._take() for _ in range(1 << doublings)):
                 self._num_left = 0

@@ -114,6 +114,23 @@ async def test_a_gateway_that_takes_none_costs_nobody_a_connection(page: int, do
     await end(clients, acceptors, counts)
 
 
+@in_loop
+async def test_those_that_are_not_ready_leave_connections_to_those_that_are(
+    page: int, doors: list[socket.socket]
+) -> None:
+    counts = [ConnectionCounts(page, index) for index in range(4)]
+    acceptors = [Acceptor(door, Plain, one) for door, one in zip(doors, counts, strict=True)]
+    counts[2].set_ready(is_ready=True)
+    clients = await connect(doors[0], 50)
+    await until(lambda: counts[2].own == 50)
+    # That one is no more: while none is ready, all take connections.
+    counts[2].set_ready(is_ready=False)
+    clients += await connect(doors[0], 60)
+    await until(lambda: sum(one.own for one in counts) == 110)
+    assert counts[2].own < 110
+    await end(clients, acceptors, counts)
+
+
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EPROTO])
 @in_loop
 async def test_a_connection_that_cannot_be_taken_ends_nothing(doors: list[socket.socket], error: int) -> None:
