@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 
 import torch
@@ -9,9 +10,10 @@ import torch
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.tensors.arrivals import begin_arrival
 from tilewire.service.engine.tensors.host_copies import download_steps
-from tilewire.service.engine.tensors.resident import Resident
+from tilewire.service.engine.tensors.resident import Resident, make_copy, map_file
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, Transfers
 from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Part
 
 
@@ -69,10 +71,19 @@ class MovedWhenAsked(MovedAtOnce):
 def uploaded(backend: Backend, source: HostBytes) -> torch.Tensor:
     """A tensor on the device, as an upload makes it."""
     resident = Resident(TensorInfo("uploaded", source.type, 0.0))
-    copy = HostBytes(torch.empty(max(1, source.type.nbytes), dtype=torch.uint8), source.type, 0)
-    MovedAtOnce(backend).run(begin_arrival(backend, resident, copy, source))
+    fd, copy = host_copy(source.type)
+    try:
+        MovedAtOnce(backend).run(begin_arrival(backend, resident, copy, source, fd))
+    finally:
+        os.close(fd)
     assert resident.tensor is not None
     return resident.tensor
+
+
+def host_copy(kind: TensorType) -> tuple[int, HostBytes]:
+    """Shared memory for a host copy: its descriptor, which is the caller's, and its mapping."""
+    fd = make_copy("uploaded", kind.nbytes)
+    return fd, HostBytes(map_file(fd, kind.nbytes), kind, 0)
 
 
 def download(backend: Backend, tensor: torch.Tensor, into: HostBytes, part: Part | None = None) -> None:

@@ -42,9 +42,8 @@ class HostCopier:
     """Copies within the host's memory."""
 
     def fill(self, piece: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies a piece, unless the resident is the host copy itself."""
-        if piece.data_ptr() != source.data_ptr():
-            copy_with_one_thread(source, piece)
+        """Copies a piece."""
+        copy_with_one_thread(source, piece)
 
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
         """Copies a piece."""

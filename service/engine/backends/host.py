@@ -51,8 +51,18 @@ def copy_with_one_thread(source: torch.Tensor, into: torch.Tensor) -> None:
 
     Torch would take all cores, and its threads spin behind each copy: whoever answers others would wait for a core.
     """
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.itemsize]
-    np.copyto(into.view(words).numpy(), source.view(words).numpy())
+    np.copyto(_words_of(into), _words_of(source))
+
+
+def flat_bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns the bytes of a host tensor in C order: a view where they follow one another, else a copy, made by one thread."""
+    return np.ascontiguousarray(_words_of(tensor)).reshape(-1).data.cast("B")
+
+
+def _words_of(tensor: torch.Tensor) -> np.ndarray:
+    """A host tensor as integers of its items' size: NumPy does not know all of torch's dtypes."""
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+    return tensor.view(words).numpy()
 
 
 def _pitched(place: HostBytes) -> torch.Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from tilewire.service.engine.backends.contract import Backend, Copier, HostBytes
-from tilewire.service.engine.backends.host import copy_with_one_thread, tensor_of
-from tilewire.service.engine.tensors.resident import Resident, cut
+from tilewire.service.engine.backends.host import flat_bytes, tensor_of
+from tilewire.service.engine.tensors.resident import Resident, cut, write_copy
 from tilewire.service.engine.tensors.transfers import Steps, pieces_of
 
 
@@ -29,14 +29,17 @@ class Arrival:
     ticket: int = 0
 
 
-def begin_arrival(backend: Backend, resident: Resident, copy: HostBytes | None, source: HostBytes | None) -> Steps:
+def begin_arrival(
+    backend: Backend, resident: Resident, copy: HostBytes | None, source: HostBytes | None = None, fd: int = -1
+) -> Steps:
     """Makes memory on the device for a tensor, or for this engine's part of it.
 
     Args:
         backend: Backend of the device.
         resident: The tensor.
         copy: Memory of ours for all of it, in C order; None for a part without a host copy.
-        source: Where `copy`, or the part, is to be copied from; None where `copy` has the bytes already.
+        source: Where the bytes come from; None where `copy` has them already.
+        fd: Shared memory that `copy` maps, which gets the bytes of `source`; -1 where it gets none.
 
     Returns:
         What brings the bytes.
@@ -46,23 +49,23 @@ def begin_arrival(backend: Backend, resident: Resident, copy: HostBytes | None, 
     """
     part = resident.part
     tensor = resident.tensor = backend.reserve(_own_memory(resident, copy))
+    is_copy = copy is not None and tensor.untyped_storage().data_ptr() == copy.mapped.untyped_storage().data_ptr()
+    bytes_there = source or copy
+    assert bytes_there is not None, "This is a bug: no bytes."
 
     def steps(copier: Copier) -> Iterator[int]:
-        if source is not None and copy is not None and part is None:
-            for one, kept, piece in pieces_of(tensor_of(source), tensor_of(copy), tensor):
-                yield one.nbytes
-                copy_with_one_thread(one, kept)
-                copier.fill(piece, kept)
+        whole = tensor_of(bytes_there)
+        if fd >= 0:
+            offset = 0
+            for (piece,) in pieces_of(whole):
+                yield piece.nbytes
+                write_copy(resident.info.name, fd, flat_bytes(piece), offset)
+                offset += piece.nbytes
+        if is_copy:
             return
-        if source is not None and copy is not None:
-            for one, kept in pieces_of(tensor_of(source), tensor_of(copy)):
-                yield one.nbytes
-                copy_with_one_thread(one, kept)
-        there = copy or source
-        assert there is not None, "This is a bug: no bytes."
-        for one, piece in pieces_of(cut(tensor_of(there), part), tensor):
-            yield one.nbytes
-            copier.fill(piece, one)
+        for there, piece in pieces_of(cut(whole, part), tensor):
+            yield there.nbytes
+            copier.fill(piece, there)
 
     return steps
 

@@ -85,6 +85,18 @@ def make_copy(name: str, nbytes: int) -> int:
         return make_sealed("tilewire-resident", max(1, nbytes))
 
 
+def write_copy(name: str, fd: int, data: memoryview, offset: int) -> None:
+    """Writes bytes of a host copy: half the time of a copy to its mapping, whose pages the system would clear before.
+
+    Raises:
+        TooBusy: No memory.
+    """
+    with _as_busy(name):
+        while data:
+            num_written = os.pwrite(fd, data, offset)
+            data, offset = data[num_written:], offset + num_written
+
+
 def share_copy(name: str, fd: int) -> int:
     """Makes one more descriptor of a host copy, and returns it.
 
@@ -100,7 +112,7 @@ def _as_busy(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC):
             raise
         raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
 

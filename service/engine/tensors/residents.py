@@ -147,7 +147,7 @@ class Residents:
         fd = make_copy(name, source.type.nbytes) if resident.part is None or self.is_home(name) else -1
         try:
             copy = HostBytes(map_file(fd, source.type.nbytes), source.type, 0) if fd >= 0 else None
-            steps = begin_arrival(self._backend, resident, copy, source)
+            steps = begin_arrival(self._backend, resident, copy, source, fd)
         except BaseException:
             close_copy(fd)
             raise
@@ -524,7 +524,7 @@ class Residents:
             nbytes += source.type.nbytes
             self._check_quota(name, nbytes)
             resident = Resident(TensorInfo(name, source.type, self._clock()))
-            run(begin_arrival(self._backend, resident, source, None))
+            run(begin_arrival(self._backend, resident, source))
             added.append(resident)
         for resident in added:
             self._set(resident)
@@ -588,7 +588,7 @@ class Residents:
     def _begin(self, resident: Resident, fd: int) -> Arrival:
         """Makes room for a tensor whose host copy is there; it counts until `uncount`."""
         copy = HostBytes(map_file(fd, resident.info.type.nbytes), resident.info.type, 0)
-        arrival = Arrival(resident, begin_arrival(self._backend, resident, copy, None))
+        arrival = Arrival(resident, begin_arrival(self._backend, resident, copy))
         self._count(resident, 1)
         self._arriving.add(arrival)
         return arrival

@@ -28,7 +28,7 @@ from tilewire.service.engine.backends.contract import (
 )
 from tilewire.service.engine.backends.gpu.kernels import DeviceKernels
 from tilewire.service.engine.backends.gpu.launch_plans import LaunchPlans
-from tilewire.service.engine.backends.gpu.pinning import pin, unpin
+from tilewire.service.engine.backends.gpu.pinning import pin, spans_of, unpin
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
 from tilewire.service.engine.backends.gpu.warm_pools import fill_pools, load_copies
@@ -166,7 +166,7 @@ class GpuBackend:
 
 
 class DeviceCopier:
-    """Copies from and to one device on a stream of its own, through pinned memory.
+    """Copies from and to one device on a stream of its own; what is not pinned goes through pinned memory.
 
     The thread sleeps while the device copies, and lets go of the GIL while the CPU does.
 
@@ -186,20 +186,26 @@ class DeviceCopier:
         """Copies a piece to the device; one of padded or turned rows is put in its place there."""
         with self._on_stream():
             self._stream.wait_event(self._reserved)
-            pinned = self._room(source)
-            copy_with_one_thread(source, pinned)
+            pinned = self._pinned_for(source)
+            if pinned is not source:
+                copy_with_one_thread(source, pinned)
             piece.copy_(pinned, non_blocking=True)
             self._wait()
 
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
         """Copies a piece to the host."""
         with self._on_stream():
-            pinned = self._room(into)
+            pinned = self._pinned_for(into)
             pinned.copy_(piece, non_blocking=True)
             self._wait()
-            copy_with_one_thread(pinned, into)
+            if pinned is not into:
+                copy_with_one_thread(pinned, into)
 
-    def _room(self, host: torch.Tensor) -> torch.Tensor:
+    def _pinned_for(self, host: torch.Tensor) -> torch.Tensor:
+        """Returns the tensor itself where the copy engine can take it, else memory of ours of its dtype and shape."""
+        offset = int(host.storage_offset()) * host.itemsize
+        if host.is_contiguous() and len(spans_of(offset, host.nbytes)) == 1 and host.is_pinned():
+            return host
         return self._pinned[: host.nbytes].view(host.dtype).view(host.shape)
 
     def _wait(self) -> None:

@@ -14,13 +14,15 @@ import pytest
 import torch
 
 from tests.support.resident_chain import num_descriptors
+from tests.support.transfers import host_copy
 from tilewire.service.engine.backends.contract import PIECE_BYTES, DeviceLost, HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend, HostCopier
 from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.tensors.arrivals import begin_arrival
 from tilewire.service.engine.tensors.host_copies import HostCopy, copy_steps, download_steps
-from tilewire.service.engine.tensors.resident import Resident, map_file
+from tilewire.service.engine.tensors.resident import Resident, close_copy, map_file, write_copy
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, TransferThread, pieces_of
+from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Part
@@ -252,8 +254,9 @@ def test_a_tensor_or_its_part_arrives(
     slot = torch.zeros(offset + kind.nbytes, dtype=torch.uint8)
     slot[offset:] = laid.reshape(-1).view(torch.uint8)
     resident = Resident(TensorInfo("w", kind, 0.0), part)
-    copy = HostBytes(torch.zeros(kind.nbytes, dtype=torch.uint8), kind, 0) if has_copy else None
-    ran(begin_arrival(backend, resident, copy, HostBytes(slot, kind, offset, fortran=fortran)))
+    fd, copy = host_copy(kind) if has_copy else (-1, None)
+    ran(begin_arrival(backend, resident, copy, HostBytes(slot, kind, offset, fortran=fortran), fd))
+    close_copy(fd)
     slot.zero_()
     expected = whole if part is None else whole.narrow(part.axis, part.begin, part.end - part.begin)
     assert resident.tensor is not None
@@ -262,9 +265,18 @@ def test_a_tensor_or_its_part_arrives(
         assert torch.equal(copy.mapped.view(torch.float32).view(shape), whole)
         # From the copy alone, as the next process takes it.
         again = Resident(TensorInfo("w", kind, 0.0), part)
-        ran(begin_arrival(backend, again, copy, None))
+        ran(begin_arrival(backend, again, copy))
         assert again.tensor is not None
         assert torch.equal(again.tensor, expected)
+
+
+def test_a_host_copy_that_has_no_memory_is_refused() -> None:
+    fd = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(TooBusy, match="w: no host copy: No space left on device"):
+            write_copy("w", fd, memoryview(b"bytes"), 0)
+    finally:
+        os.close(fd)
 
 
 @pytest.mark.parametrize(
