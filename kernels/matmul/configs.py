@@ -158,6 +158,7 @@ class Config:
         halves: parts in which a tile is stored (`tma`, `wgmma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
         is_copied: operands that the kernel cannot read, or reads slowly, are first copied into rows that it reads fast.
+        shares: operand, `a` or `b`, of which pairs of programs load half each, for both (`wgmma`); empty for none.
     """
 
     kernel: str
@@ -173,10 +174,16 @@ class Config:
     halves: int = 1
     waves_per_eu: int = 0
     is_copied: bool = False
+    shares: str = ""
 
     def tiles(self, problem: Problem) -> int:
-        """Output tiles of all batch entries."""
-        return cdiv(problem.m, self.block_m) * cdiv(problem.n, self.block_n) * problem.batch
+        """Output tiles of all batch entries. Pairs of programs have one each, so the last of a side may be there twice."""
+        rows, columns = cdiv(problem.m, self.block_m), cdiv(problem.n, self.block_n)
+        if self.shares == "b":
+            rows += rows % 2
+        elif self.shares == "a":
+            columns += columns % 2
+        return rows * columns * problem.batch
 
 
 # Not a kernel of ours: PyTorch's product, which the device's vendor library computes. Chosen only where a race has learned it.

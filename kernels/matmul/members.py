@@ -14,6 +14,7 @@ from typing import Any
 
 from tilewire.kernels.matmul.configs import (
     BOX_KERNELS,
+    CONSUMER_ROWS,
     CONSUMER_WARPS,
     OUT_DTYPES,
     Config,
@@ -24,6 +25,7 @@ from tilewire.kernels.matmul.configs import (
     copied_operands,
     is_narrow,
     is_read_in_pieces,
+    place_of,
     precisions_of,
     resolve_precision,
 )
@@ -243,9 +245,22 @@ def has_wgmma(problem: Problem, target: Target) -> bool:
 def fits_boxes(problem: Problem, config: Config) -> bool:
     """Whether boxes of the kernel for Hopper can have as many rows as a tile of `config` needs.
 
-    Any number of rows can be left out of a box, of the right operand and of the output, but not columns of its rows.
+    Any number of rows can be left out of a box, of the right operand and of the output, but not columns of its rows. Halves
+    of a box that pairs of programs load must follow one another in shared memory.
     """
+    if config.shares and not _has_halves(problem, config):
+        return False
     return not is_narrow(config) or (config.is_swapped and problem.a_major == "k")
+
+
+def _has_halves(problem: Problem, config: Config) -> bool:
+    """Whether pairs of programs can load half a box each of the operand that they share."""
+    rows, major = (config.block_m, problem.a_major) if config.shares == "a" else (config.block_n, problem.b_major)
+    is_left = (config.shares == "b") == config.is_swapped
+    if problem.batch > 1 or config.split_k > 1:
+        return False
+    # A left operand has boxes of 64 rows. Longer ones that do not lie along K are in several columns of shared memory.
+    return is_left or (place_of(rows) == rows and rows <= (2 * CONSUMER_ROWS if major == "k" else CONSUMER_ROWS))
 
 
 def has_fma(problem: Problem, target: Target) -> bool:
@@ -375,7 +390,7 @@ def can_split(config: Config) -> bool:
     # Adding up the parts takes as many registers again as the tile.
     is_large = config.block_m * config.block_n > MAX_SPLIT_ELEMENTS * 32 * config.num_warps
     if config.kernel == "wgmma":
-        return not is_large and config.num_warps == CONSUMER_WARPS and not is_narrow(config)
+        return not (is_large or is_narrow(config) or config.shares) and config.num_warps == CONSUMER_WARPS
     return not (is_large or config.is_persistent)
 
 

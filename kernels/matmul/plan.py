@@ -68,7 +68,8 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
         values = _pointer_values(view, specialization)
     values |= _runtime_args(view, problem, spec, specialization)
     tiles, is_split = config.tiles(problem), config.split_k > 1
-    programs = min(tiles, max(1, target.num_sms // config.split_k)) if config.is_persistent else tiles
+    room = target.num_sms // 2 * 2 if config.shares else target.num_sms // config.split_k
+    programs = min(tiles, max(1, room)) if config.is_persistent else tiles
     launch = Launch(build(specialization, config, target), (programs, config.split_k), values, device)
     dtype = getattr(torch, problem.dtype)
     parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}

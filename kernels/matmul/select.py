@@ -145,6 +145,7 @@ def described(config: Config) -> str:
         return "the vendor library"
     extra = [name for name in ("is_persistent", "is_swapped", "is_copied") if getattr(config, name)]
     split = [f"split {config.split_k}"] if config.split_k > 1 else []
+    split += [f"pairs share {config.shares}"] if config.shares else []
     words = [name.removeprefix("is_") for name in extra] + split
     blocks = f"{config.block_m}x{config.block_n}x{config.block_k}"
     return " ".join([config.kernel, blocks, f"{config.num_warps} warps", f"{config.num_stages} stages", *words])
@@ -156,7 +157,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     copied_bytes = 2 * problem.batch * item_bytes * _copied_elements(problem, config)
     problem = as_read(problem, config)
     rows, columns = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
-    tiles, splits = rows * columns * problem.batch, config.split_k
+    tiles, splits = config.tiles(problem), config.split_k
     programs = tiles * splits
     steps = cdiv(cdiv(problem.k, config.block_k), splits)
     # A turn is one program of each multiprocessor; a wave, what the device runs at once.
@@ -169,7 +170,8 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     # Rows and columns past the end are not loaded. Short runs of memory are loaded with what is around them.
     run_bytes = (config.block_k if problem.b_major == "k" else config.block_n) * item_bytes
     around = max(1.0, _RUN_BYTES / run_bytes) if config.kernel == "vector" else 1.0
-    loaded *= min(config.block_m, problem.m) + around * min(config.block_n, problem.n)
+    parts_a, parts_b = 2 if config.shares == "a" else 1, 2 if config.shares == "b" else 1
+    loaded *= min(config.block_m, problem.m) / parts_a + around * min(config.block_n, problem.n) / parts_b
     a_bytes, b_bytes = problem.m * problem.k * item_bytes, problem.k * problem.n * item_bytes
     # Each group of rows of tiles reads `b` anew where it does not stay in L2.
     again = cdiv(rows, config.group_m) if b_bytes > _L2_BYTES else 1
@@ -188,7 +190,8 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     paired = (turns - 1 + is_last_paired) / turns
     loaded_us = loaded / target.sm_l2_bytes_per_us
     # Programs of one column of tiles load the same box of `b` at a time, those of one row the same of `a`.
-    contended = min(rows, target.num_sms) * config.block_n + min(columns, target.num_sms) * config.block_m
+    loaders_a, loaders_b = min(columns, target.num_sms) / parts_a, min(rows, target.num_sms) / parts_b
+    contended = loaders_b * config.block_n + loaders_a * config.block_m
     contended_us = turns * steps * config.block_k * item_bytes * contended / target.sm_l2_bytes_per_us
     line = LINE_BYTES // item_bytes
     is_ragged = (problem.b_major == "n" and problem.n % min(line, config.block_n) > 0) or (

@@ -144,6 +144,8 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         is_batched=specialization.is_batched,
         is_shared=specialization.is_shared,
         is_plain=specialization.is_plain,
+        left_parts=2 if config.shares and (config.shares == "b") == config.is_swapped else 1,
+        right_parts=2 if config.shares and (config.shares == "a") == config.is_swapped else 1,
         promotes=specialization.dtype.startswith("float8") and specialization.precision != "fast",
     )
     # Warps that the kernel is written for; those of the other partitions come on top.
@@ -196,6 +198,9 @@ def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, t
             continue
         m, n = (length, CONSUMER_ROWS) if is_swapped else (CONSUMER_ROWS, length)
         boxes = _boxes(specialization, m, n, config.block_k)
+        if config.shares:
+            first, second = boxes[config.shares]
+            boxes[config.shares] = (first // 2, second)
         found |= {"tail": boxes["a" if is_swapped else "b"]} if mark else boxes
         found[f"out_{mark}" if mark else "out"] = (m // halves, n) if is_swapped else (m, n // halves)
     majors = {"a": specialization.a_major, "b": specialization.b_major}

@@ -199,6 +199,11 @@ def report(name, variant, target):
     lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted)}
     if form:
         more["waits"] = what_waits(text)
+        more["is_paired"] = int(form.programs == 2)
+        more["loads_for_pair"] = len(re.findall(r"multicast::cluster", text))
+        more["told"] = len(re.findall(r"mapa\.shared::cluster", text))
+        more["own_arrivals"] = len(re.findall(r"mbarrier\.arrive\.shared(::cta)?\.b64", text))
+        more["clusters"] = len(re.findall(r"\.reqnctapercluster 2, 1, 1", text))
     return {"name": name, "shared": shared, "spilled_bytes": spills, **lists, **more, **found}
 
 

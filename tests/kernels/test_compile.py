@@ -123,6 +123,29 @@ def test_matrix_instructions_have_the_tiles_columns_and_stay_in_flight_by_the_ol
     check_products(probe("nvidia_h100", oldest_triton))
 
 
+def check_pairs(kernels):
+    """Programs that load for each other are clusters of two, whose consumers tell both that a place is empty."""
+    hopper = [kernel for kernel in kernels if kernel["wanted_columns"]]
+    assert {kernel["is_paired"] for kernel in hopper} == {0, 1}
+    for kernel in hopper:
+        if kernel["is_paired"]:
+            assert kernel["clusters"] == 1, kernel
+            assert kernel["loads_for_pair"] > 0, kernel
+            assert kernel["told"] > 0, kernel
+            assert kernel["own_arrivals"] == 0, kernel
+        else:
+            assert (kernel["clusters"], kernel["loads_for_pair"], kernel["told"]) == (0, 0, 0), kernel
+            assert kernel["own_arrivals"] > 0, kernel
+
+
+def test_pairs_of_programs_load_for_each_other():
+    check_pairs(probe("nvidia_h100"))
+
+
+def test_pairs_of_programs_load_for_each_other_by_the_oldest_triton(oldest_triton):
+    check_pairs(probe("nvidia_h100", oldest_triton))
+
+
 def test_softmax_holds_a_row_once():
     """Held twice, as it is and its exponentials, it leaves a multiprocessor half of its programs, and takes twice as long."""
     target = KNOWN["nvidia_h100"]

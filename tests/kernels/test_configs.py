@@ -21,7 +21,8 @@ from tilewire.kernels.matmul.configs import (
     place_of,
     resolve_precision,
 )
-from tilewire.kernels.matmul.members import is_supported, tiles_of
+from tilewire.kernels.matmul.members import MODEL, fits_boxes, is_supported, shares_k, tiles_of
+from tilewire.kernels.matmul.select import amounts_of, described
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import KNOWN
@@ -103,6 +104,51 @@ def test_boxes_of_the_right_operand(length, boxes, places):
     config = Config("wgmma", length, 128, 64, num_warps=8, is_swapped=True)
     assert is_narrow(config) == (boxes != places)
     assert not is_narrow(replace(config, kernel="tma"))
+
+
+PAIRED = Config("wgmma", 64, 128, 64, num_warps=8, num_stages=8, is_persistent=True, is_swapped=True)
+
+
+@pytest.mark.parametrize(("shares", "tiles"), [("", 3 * 3), ("b", 4 * 3), ("a", 3 * 4)])
+def test_both_programs_of_a_pair_have_a_tile(shares, tiles):
+    problem = Problem(130, 300, 512, 1, "bfloat16", "bfloat16")
+    assert replace(PAIRED, shares=shares).tiles(problem) == tiles
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "is_able"),
+    [
+        (replace(PAIRED, shares="b"), "kn", True),
+        (replace(PAIRED, shares="b", block_m=72), "kn", True),
+        # The right operand: one box as large as its place, in one column of shared memory.
+        (replace(PAIRED, shares="a"), "kn", True),
+        (replace(PAIRED, shares="a", block_m=72), "kn", False),
+        (replace(PAIRED, shares="a", block_m=128), "kn", True),
+        (replace(PAIRED, shares="a", block_m=128), "mn", False),
+        (replace(PAIRED, shares="a", block_m=192), "kn", False),
+        (replace(PAIRED, shares="b", block_n=64, num_warps=4, is_swapped=False), "mn", True),
+        (replace(PAIRED, shares="b", block_n=128, num_warps=4, is_swapped=False), "kn", False),
+        (replace(PAIRED, shares="b", block_n=128, num_warps=4, is_swapped=False), "kk", True),
+    ],
+)
+def test_pairs_share_boxes_whose_halves_follow_one_another(config, layout, is_able):
+    problem = Problem(512, 512, 512, 1, "bfloat16", "bfloat16", *layout)
+    assert fits_boxes(problem, config) == is_able
+    assert not fits_boxes(replace(problem, batch=2), config)
+    assert not shares_k(problem, config)
+
+
+def test_what_pairs_load_is_counted_once():
+    problem = Problem(8192, 128, 4096, 1, "bfloat16", "bfloat16")
+    names = [term.name for term in MODEL.terms]
+    alone, paired = (
+        dict(zip(names, amounts_of(problem, config, 1, KNOWN["nvidia_h200"], is_plain=True), strict=True))
+        for config in (PAIRED, replace(PAIRED, shares="b"))
+    )
+    assert paired["load"] * (64 + 128) == alone["load"] * (64 + 64)
+    assert paired["contention"] < alone["contention"]
+    assert {name for name in names if paired[name] != alone[name]} == {"load", "pair", "contention"}
+    assert described(replace(PAIRED, shares="b")).endswith("swapped pairs share b")
 
 
 @given(problems, targets)

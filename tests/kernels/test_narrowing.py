@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tilewire.kernels.matmul.configs import Config, Specialization
-from tilewire.kernels.matmul.hopper.narrowing import narrow, narrow_stages
+from tilewire.kernels.matmul.hopper.narrowing import narrow
+from tilewire.kernels.matmul.hopper.stages import change_stages
 from tilewire.kernels.matmul.variants import box_shapes, build
 from tilewire.kernels.runtime.launch import Descriptor, has_whole_boxes
 from tilewire.kernels.runtime.targets import KNOWN
@@ -45,15 +46,15 @@ def test_other_programs_stay_as_they_are():
 
 def test_the_hook_changes_what_comes_before_the_assembler_and_no_key():
     # As Triton 3.7 asks for what joins the keys of its cache.
-    assert narrow_stages() == ("", "")
+    assert change_stages() == ("", "")
     given = program("\t// columns 24 %r90", product(32, REGISTERS))
     stages: dict[str, Any] = {"ptx": lambda source, metadata: source, "cubin": str}
-    narrow_stages(None, stages, None, None, 90)
+    change_stages(None, stages, None, None, 90)
     assert stages["ptx"](given, {}) == narrow(given)
     assert stages["cubin"] is str
     # A device that is not NVIDIA's has no such stage.
     amd = {"amdgcn": str}
-    narrow_stages(None, amd, None, None, None)
+    change_stages(None, amd, None, None, None)
     assert amd == {"amdgcn": str}
 
 

@@ -26,7 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate
+from tilewire.kernels.matmul.hopper import stages  # noqa: F401  (changes the text of programs)
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
+from tilewire.kernels.matmul.hopper.pairing import begin_pair, load_for_one, load_for_pair
 from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
@@ -62,6 +64,8 @@ class Form:
         is_batched: Whether descriptors have a batch dimension.
         is_shared: Whether the programs of the grid's second axis share K.
         is_plain: Whether nothing follows the product.
+        left_parts: 2 where pairs of programs load half of each box of the left operand, for both; else 1.
+        right_parts: The same for the right operand.
         promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
     """
 
@@ -85,7 +89,24 @@ class Form:
     is_batched: bool
     is_shared: bool
     is_plain: bool
+    left_parts: int
+    right_parts: int
     promotes: bool
+
+    @property
+    def programs(self) -> int:
+        """Programs that load for each other: 2 in pairs, else 1."""
+        return self.left_parts * self.right_parts
+
+    @property
+    def pairs_rows(self) -> bool:
+        """Whether pairs of programs have tiles below each other, and share `b`."""
+        return (self.left_parts if self.is_swapped else self.right_parts) == 2
+
+    @property
+    def pairs_columns(self) -> bool:
+        """Whether pairs of programs have tiles beside each other, and share `a`."""
+        return (self.right_parts if self.is_swapped else self.left_parts) == 2
 
     def mangle(self) -> str:
         """Part of the names of functions that have it as a constant."""
@@ -101,23 +122,45 @@ def next_slot(slot, phase, FORM: gl.constexpr):
 
 
 @gluon.jit
+def count_groups(m, n, FORM: gl.constexpr):
+    """Rows and columns of tiles; of pairs of tiles where programs work in pairs."""
+    rows = gl.cdiv(m, FORM.block_m)
+    columns = gl.cdiv(n, FORM.block_n)
+    if FORM.pairs_rows:
+        rows = gl.cdiv(rows, 2)
+    if FORM.pairs_columns:
+        columns = gl.cdiv(columns, 2)
+    return rows, columns
+
+
+@gluon.jit
 def count_tiles(sizes, FORM: gl.constexpr):
     """Tiles of all products. `sizes` are (m, n, k, number of products)."""
     m, n, _, batch = sizes
-    return gl.cdiv(m, FORM.block_m) * gl.cdiv(n, FORM.block_n) * batch
+    rows, columns = count_groups(m, n, FORM)
+    if FORM.programs == 2:
+        rows *= 2
+    return rows * columns * batch
 
 
 @gluon.jit
 def find_tile(tile, sizes, FORM: gl.constexpr):
     """Product that tile number `tile` is of, and its first row of the left and of the right operand."""
     m, n, _, _ = sizes
-    num_pid_m = gl.cdiv(m, FORM.block_m)
-    num_pid_n = gl.cdiv(n, FORM.block_n)
+    num_pid_m, num_pid_n = count_groups(m, n, FORM)
     entry = 0
+    if FORM.programs == 2:
+        first = tile % 2
+        tile = tile // 2
     if FORM.is_batched:
         entry = tile // (num_pid_m * num_pid_n)
         tile = tile % (num_pid_m * num_pid_n)
     pid_m, pid_n = tile_coordinates(tile, num_pid_m, num_pid_n, FORM.group_m)
+    # The last tile of a side may be there twice, with the same sums.
+    if FORM.pairs_rows:
+        pid_m = gl.minimum(pid_m * 2 + first, gl.cdiv(m, FORM.block_m) - 1)
+    if FORM.pairs_columns:
+        pid_n = gl.minimum(pid_n * 2 + first, gl.cdiv(n, FORM.block_n) - 1)
     A_IS_K: gl.constexpr = FORM.right_is_k if FORM.is_swapped else FORM.left_is_k
     left = start_of(pid_m, m, FORM.block_m, 1 if A_IS_K else LINE)
     right = start_of(pid_n, n, FORM.block_n, LINE)
@@ -146,6 +189,15 @@ def allocate_boxes(desc, COUNT: gl.constexpr):
 
 
 @gluon.jit
+def join_parts(boxes, PARTS: gl.constexpr):
+    """Boxes of which each of PARTS programs loads one part, as whole ones."""
+    if PARTS > 1:
+        SHAPE: gl.constexpr = [boxes.shape[0] // PARTS, boxes.shape[1] * PARTS, boxes.shape[2]]
+        boxes = boxes._reinterpret(boxes.dtype, SHAPE, boxes.layout)
+    return boxes
+
+
+@gluon.jit
 def matrix_of(boxes, index):
     """Box number `index` as (rows, columns), with or without a batch dimension."""
     box = boxes.index(index)
@@ -167,15 +219,33 @@ def load_box(desc, place, entry, row, at, bar, IS_K: gl.constexpr):
 
 
 @gluon.jit
+def load_part(desc, boxes, index, entry, row, at, bar, IS_K: gl.constexpr, PARTS: gl.constexpr):
+    """`load_box` of number `index`. With two PARTS this program loads one of them, for both of its pair."""
+    if PARTS == 1:
+        load_box(desc, boxes.index(index), entry, row, at, bar, IS_K)
+    else:
+        part = gl.program_id(0) % PARTS
+        LENGTH: gl.constexpr = desc.block_type.shape[0]
+        if IS_K:
+            row += part * LENGTH
+        else:
+            at += part * LENGTH
+        load_for_pair()
+        load_box(desc, boxes.index(index * PARTS + part), entry, row, at, bar, IS_K)
+        load_for_one()
+
+
+@gluon.jit
 def load_step(descs, rings, entries, rows, at, slot, bar, FORM: gl.constexpr):
     """Start loading the step of K from `at` into `slot`. `entries` and `rows` are those of the left and the right operand."""
     left_desc, right_desc, tail_desc = descs
     left_ring, right_ring, tail_ring = rings
     CONSUMERS: gl.constexpr = FORM.consumers
     for part in gl.static_range(CONSUMERS):
-        place = left_ring.index(slot * CONSUMERS + part)
-        load_box(left_desc, place, entries[0], rows[0] + part * ROWS, at, bar, FORM.left_is_k)
-    load_box(right_desc, right_ring.index(slot), entries[1], rows[1], at, bar, FORM.right_is_k)
+        index = slot * CONSUMERS + part
+        row = rows[0] + part * ROWS
+        load_part(left_desc, left_ring, index, entries[0], row, at, bar, FORM.left_is_k, FORM.left_parts)
+    load_part(right_desc, right_ring, slot, entries[1], rows[1], at, bar, FORM.right_is_k, FORM.right_parts)
     if FORM.tail:
         load_box(tail_desc, tail_ring.index(slot), entries[1], rows[1] + FORM.main, at, bar, FORM.right_is_k)
 
@@ -189,9 +259,10 @@ def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.co
     """
     left_desc, right_desc, tail_desc = descs
     filled, emptied = barriers
-    RIGHT_BYTES: gl.constexpr = right_desc.block_type.nbytes // FORM.main * FORM.columns
+    LEFT_BYTES: gl.constexpr = FORM.consumers * FORM.left_parts * left_desc.block_type.nbytes
+    RIGHT_BYTES: gl.constexpr = FORM.right_parts * right_desc.block_type.nbytes // FORM.main * FORM.columns
     TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes // FORM.tail * FORM.tail_columns if FORM.tail else 0
-    NUM_BYTES: gl.constexpr = FORM.consumers * left_desc.block_type.nbytes + RIGHT_BYTES + TAIL_BYTES
+    NUM_BYTES: gl.constexpr = LEFT_BYTES + RIGHT_BYTES + TAIL_BYTES
     slot = 0
     phase = 1
     first_step, end_step = steps_of(sizes[2], FORM)
@@ -209,6 +280,11 @@ def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.co
                 load_step(whole_descs, rings, entries, (left, right), at, slot, bar, FORM)
             else:
                 load_step(descs, rings, entries, (left, right), at, slot, bar, FORM)
+            slot, phase = next_slot(slot, phase, FORM)
+    if FORM.programs == 2:
+        # The other program says here that it has read what this one loaded.
+        for _ in range(FORM.stages):
+            mbarrier.wait(emptied.index(slot), phase)
             slot, phase = next_slot(slot, phase, FORM)
     # The next kernel finds no room before, and was up to 6 % slower where it was brought up earlier.
     bring_up_next(OVERLAP)
@@ -518,6 +594,9 @@ def matmul_wgmma_kernel(
     `…_whole_desc`: its rows are whole lines long, and reach into the next. The last rows, which would reach out of the
     operand, are not part of it. It describes those before `whole_k`. What is read too much meets columns that are not
     stored. Other arguments are those of `matmul_tma_kernel`.
+
+    Where FORM has parts, the first axis of the grid has an even number of programs. Two that follow one another are a pair:
+    each loads half of every box of one operand, for both, and has a tile below or beside the other's. See `pairing.py`.
     """
     if FORM.is_swapped:
         left_desc = b_desc
@@ -531,8 +610,8 @@ def matmul_wgmma_kernel(
         left_whole_desc = a_whole_desc
         right_whole_desc = b_whole_desc
         steps = (step_a, step_b)
-    left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
-    right_ring = allocate_boxes(right_desc, FORM.stages)
+    left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers * FORM.left_parts)
+    right_ring = allocate_boxes(right_desc, FORM.stages * FORM.right_parts)
     tail_ring = right_ring
     if FORM.tail:
         tail_ring = allocate_boxes(tail_desc, FORM.stages)
@@ -561,13 +640,16 @@ def matmul_wgmma_kernel(
     STAGES: gl.constexpr = FORM.stages
     for stage in gl.static_range(STAGES):
         mbarrier.init(filled.index(stage), count=1)
-        mbarrier.init(emptied.index(stage), count=FORM.consumers)
+        mbarrier.init(emptied.index(stage), count=FORM.consumers * FORM.programs)
+    if FORM.programs == 2:
+        begin_pair()
     wait_for_previous(OVERLAP)
     descs = (left_desc, right_desc, tail_desc)
     whole_descs = (left_whole_desc, right_whole_desc, tail_whole_desc)
     out_descs = (out_desc, out_tail_desc)
     places = (places, tail_places)
     rings = (left_ring, right_ring, tail_ring)
+    whole_rings = (join_parts(left_ring, FORM.left_parts), join_parts(right_ring, FORM.right_parts), tail_ring)
     barriers = (filled, emptied)
     sizes = (m, n, k, batch)
     out = (out_ptr, stride_om, stride_on, m, n)
@@ -576,7 +658,7 @@ def matmul_wgmma_kernel(
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [1],
@@ -585,8 +667,8 @@ def matmul_wgmma_kernel(
     elif FORM.consumers == 2:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
-                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 1],
@@ -595,9 +677,9 @@ def matmul_wgmma_kernel(
     else:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
-                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
-                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, shared, 2, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 2, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 4, 1],

@@ -4,19 +4,16 @@
 The compiler's shapes are powers of two, and so are the columns of the matrix instructions (wgmma) that it writes. The
 hardware takes each multiple of 8 up to 256, in as much less time. A kernel says by `use_columns` how many columns of a
 product count. `narrow` changes the instructions in the text of the program (PTX), between the compiler and the
-assembler. Sums of the other columns keep what they were; their registers are those past the first ones.
+assembler (`stages.py`). Sums of the other columns keep what they were; their registers are those past the first ones.
 
 Where another compiler writes instructions in another way, they stay as they are: all columns are computed, of which the
 last are of no product. A kernel must not use them in either case.
-
-Whoever has the kernel has this module, so importing it hands `narrow_stages` to Triton. Other programs pass unchanged.
 
 Source: PTX ISA, wgmma.mma_async: shapes, and the registers of the matrix D.
 """
 
 import re
 
-from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -50,16 +47,3 @@ def _narrowed(found, columns):
     begin, whole, kind, registers, rest = found.groups()
     kept = ",".join(registers.split(",")[: columns // 2])
     return f"{begin}{min(columns, int(whole))}{kind}{{{kept}}}{rest}"
-
-
-def narrow_stages(_backend=None, stages=None, *_rest):
-    """Triton's hook at the stages of a compilation. Without stages, it asks what the hook adds to the keys of its cache."""
-    if stages is None:
-        return "", ""
-    assemble = stages.get("ptx")
-    if assemble is not None:
-        stages["ptx"] = lambda source, metadata: narrow(assemble(source, metadata))
-    return None
-
-
-knobs.runtime.add_stages_inspection_hook = narrow_stages

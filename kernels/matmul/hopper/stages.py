@@ -1,0 +1,23 @@
+# mypy: ignore-errors
+"""What is changed in the text of a program (PTX), between the compiler and the assembler.
+
+Whoever has the kernel has this module, so importing it hands `change_stages` to Triton. Other programs pass unchanged.
+"""
+
+from triton import knobs
+
+from tilewire.kernels.matmul.hopper.narrowing import narrow
+from tilewire.kernels.matmul.hopper.pairing import pair
+
+
+def change_stages(_backend=None, stages=None, *_rest):
+    """Triton's hook at the stages of a compilation. Without stages, it asks what the hook adds to the keys of its cache."""
+    if stages is None:
+        return "", ""
+    assemble = stages.get("ptx")
+    if assemble is not None:
+        stages["ptx"] = lambda source, metadata: pair(narrow(assemble(source, metadata)))
+    return None
+
+
+knobs.runtime.add_stages_inspection_hook = change_stages
