@@ -58,6 +58,8 @@ _TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (
 # Rows of a tile for products of few.
 _FEW = (16, 32, 64)
 _MAX_STAGES, _MAX_FEW_STAGES = 6, 8
+# Operands that pairs of programs may share, and how many tiles a program has at most where they are tried.
+_SHARES, _MAX_TURNS = ("", "a", "b"), 2
 # float32 sums of a thread: 128 leave room for addresses, below 16 a thread has too little to do.
 _MIN_SUMS, _MAX_SUMS = 16, 128
 # Barriers and alignment, bytes.
@@ -88,8 +90,11 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
         found += _vector(problem)
-    for config, split_k, is_copied in itertools.product(dict.fromkeys(found), SPLITS, (False, True)):
-        whole = replace(config, split_k=split_k, is_copied=is_copied)
+    choices = itertools.product(dict.fromkeys(found), SPLITS, (False, True), _SHARES)
+    for config, split_k, is_copied, shares in choices:
+        whole = replace(config, split_k=split_k, is_copied=is_copied, shares=shares)
+        if shares and not (config.kernel == "wgmma" and arithmetic == "half" and _is_short(problem, whole, target)):
+            continue
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
         is_unstored = config.kernel == "tma" and config.is_persistent and not stores_boxes(problem, whole)
         is_unread = config.kernel in BOX_KERNELS and not has_descriptors(as_read(problem, whole), target)
@@ -178,6 +183,11 @@ def _is_near(config: Config, problem: Problem) -> bool:
     if problem.m > CONSUMER_ROWS:
         return config.block_m >= CONSUMER_ROWS
     return config.block_m // 2 < max(problem.m, 16) <= config.block_m
+
+
+def _is_short(problem: Problem, config: Config, target: Target) -> bool:
+    """Whether programs have a few tiles each at most: then pairs of programs may gain by what they share."""
+    return config.tiles(problem) <= _MAX_TURNS * target.num_sms
 
 
 def _stages(

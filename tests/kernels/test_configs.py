@@ -24,6 +24,8 @@ from tilewire.kernels.matmul.configs import (
 from tilewire.kernels.matmul.members import MODEL, fits_boxes, is_supported, shares_k, tiles_of
 from tilewire.kernels.matmul.select import amounts_of, described
 from tilewire.kernels.matmul.select import select as choose
+from tilewire.kernels.matmul.shape import MatmulShape
+from tilewire.kernels.matmul.space import space
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.softmax.configs import MAX_SPLITS
@@ -136,6 +138,21 @@ def test_pairs_share_boxes_whose_halves_follow_one_another(config, layout, is_ab
     assert fits_boxes(problem, config) == is_able
     assert not fits_boxes(replace(problem, batch=2), config)
     assert not shares_k(problem, config)
+
+
+def test_tuning_tries_pairs_where_programs_have_few_tiles():
+    target = KNOWN["nvidia_h200"]
+
+    def shared_by(shape):
+        found = {config.shares: config for config in space(shape, target)}
+        assert all(config.kernel == "wgmma" for shares, config in found.items() if shares)
+        return set(found)
+
+    assert shared_by(MatmulShape(3800, 240, 2104)) == {"", "a", "b"}
+    assert shared_by(MatmulShape(3800, 240, 2104, a_major="m")) == {"", "a", "b"}
+    assert shared_by(MatmulShape(380, 240, 2104, batch=8)) == {""}
+    assert shared_by(MatmulShape(3800, 240, 2104, dtype="float8_e4m3fn", b_major="k")) == {""}
+    assert shared_by(MatmulShape(8192, 8192, 4096)) == {""}
 
 
 def test_what_pairs_load_is_counted_once():
