@@ -257,7 +257,7 @@ def _has_halves(problem: Problem, config: Config) -> bool:
     """Whether pairs of programs can load half a box each of the operand that they share."""
     rows, major = (config.block_m, problem.a_major) if config.shares == "a" else (config.block_n, problem.b_major)
     is_left = (config.shares == "b") == config.is_swapped
-    if problem.batch > 1 or config.split_k > 1:
+    if problem.batch > 1:
         return False
     # A left operand has boxes of 64 rows. Longer ones that do not lie along K are in several columns of shared memory.
     return is_left or (place_of(rows) == rows and rows <= (2 * CONSUMER_ROWS if major == "k" else CONSUMER_ROWS))

@@ -58,8 +58,20 @@ def test_other_programs_stay_as_they_are():
 @pytest.mark.parametrize(
     "lost", [".reqntid 256\n", "\t@%p1 bra \t$L__BB0_2;\n", "\t// pair begin %r90\n", ARRIVE, LOAD.format(space="cta")]
 )
-def test_a_text_that_cannot_be_changed_is_refused(lost):
+def test_a_text_that_lacks_what_is_to_be_changed_is_refused(lost):
     given = program("\t// pair both %r91", LOAD.format(space="cta"), "\t// pair one %r92", ARRIVE)
     assert lost in given
     with pytest.raises(RuntimeError, match="pairs of them are not known"):
         pair(given.replace(lost, ""))
+
+
+@pytest.mark.parametrize(
+    "other", [ARRIVE.replace("_, [%r9]", "%rd9, [%r9], 1"), "\tcp.async.bulk.tensor.next [%r1], [%rd5], [%r4];"]
+)
+def test_a_text_of_which_some_would_stay_as_it_is_is_refused(other):
+    load = LOAD.format(space="cta")
+    given = program("\t// pair both %r91", load, "\t// pair one %r92", ARRIVE)
+    expects = "\t@%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r7], 20480;"
+    assert expects in pair(given.replace(load, f"{load}\n{expects}"))
+    with pytest.raises(RuntimeError, match="pairs of them are not known"):
+        pair(given.replace(load, f"{load}\n{other}"))
