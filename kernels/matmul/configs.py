@@ -27,6 +27,8 @@ OUT_DTYPES = {
 BOX_KERNELS = frozenset({"tma", "wgmma"})
 # Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies, and its warps.
 CONSUMER_ROWS, CONSUMER_WARPS = 64, 4
+# Shared memory of the kernel for Hopper beside operands and sums.
+_BARRIER_BYTES = 2048
 # Rows of the right operand that one box takes, unless a larger power of two.
 _LARGEST_BOX = 128
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
@@ -122,7 +124,7 @@ class Specialization:
         store: `tma` (through a descriptor), `vec16` (rows start at multiples of 16 bytes; not `wgmma`) or `scalar`.
         out_dtype: of the output (`tma`, `wgmma`); empty where it is passed at run time (the others).
         is_batched: whether descriptors have a batch dimension: those of `tma` always, those of `wgmma` for batches.
-        is_shared: whether programs share a tile (a constant only for `wgmma`).
+        splits: programs that share a tile, for `wgmma`; 1 for the others, which are told at run time.
         is_plain: whether nothing follows the product (a constant only where the store is `tma` and K not shared).
     """
 
@@ -134,7 +136,7 @@ class Specialization:
     store: str
     out_dtype: str = ""
     is_batched: bool = False
-    is_shared: bool = False
+    splits: int = 1
     is_plain: bool = False
 
 
@@ -150,10 +152,10 @@ class Config:
         block_n: columns of a tile.
         block_k: length of K in one step.
         group_m: rows of tiles walked together.
-        split_k: programs that share a tile.
+        split_k: programs that share a tile; those of `wgmma` are a cluster.
         num_warps: warps of one program; of `wgmma`, those that multiply, four for each 64 rows or (swapped) columns.
         num_stages: steps of operands in flight.
-        is_persistent: as many programs as multiprocessors, each taking tile after tile (`tma`; always `wgmma`).
+        is_persistent: as many programs as multiprocessors, each taking tile after tile (`tma`; always `wgmma`, unless split).
         is_swapped: compute transposed tiles (`tma`, `wgmma`).
         halves: parts in which a tile is stored (`tma`, `wgmma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
@@ -204,10 +206,31 @@ def place_of(rows: int) -> int:
     return 1 << (rows - 1).bit_length() if rows else 0
 
 
+def right_of(config: Config) -> int:
+    """Rows of the right operand of a tile of the kernel for Hopper."""
+    return config.block_m if config.is_swapped else config.block_n
+
+
 def is_narrow(config: Config) -> bool:
     """Whether a box of the right operand is smaller than its place; products then compute fewer columns than they could."""
-    length = config.block_m if config.is_swapped else config.block_n
-    return config.kernel == "wgmma" and any(place_of(rows) != rows for rows in boxes_of(length))
+    return config.kernel == "wgmma" and any(place_of(rows) != rows for rows in boxes_of(right_of(config)))
+
+
+def stages_beside(config: Config, item_bytes: int, out_bytes: int, splits: int, shared_bytes: int) -> int:
+    """Steps of operands of the kernel for Hopper that fit beside the sums of so many programs but one.
+
+    Args:
+        config: Configuration, without a second box.
+        item_bytes: Bytes of an input's element.
+        out_bytes: Bytes of an output's element.
+        splits: Programs that share a tile.
+        shared_bytes: What a program may have.
+    """
+    rows, columns = CONSUMER_ROWS * config.num_warps // CONSUMER_WARPS, place_of(right_of(config))
+    kept = rows * columns * (4 * (splits - 1) + out_bytes // config.halves)
+    return min(
+        config.num_stages, (shared_bytes - _BARRIER_BYTES - kept) // ((rows + columns) * config.block_k * item_bytes)
+    )
 
 
 def has_vendor(problem: Problem, *, is_plain: bool) -> bool:

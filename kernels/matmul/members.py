@@ -15,12 +15,12 @@ from typing import Any
 from tilewire.kernels.matmul.configs import (
     BOX_KERNELS,
     CONSUMER_ROWS,
-    CONSUMER_WARPS,
     OUT_DTYPES,
     Config,
     Problem,
     Specialization,
     as_read,
+    boxes_of,
     cdiv,
     copied_operands,
     is_narrow,
@@ -28,6 +28,8 @@ from tilewire.kernels.matmul.configs import (
     place_of,
     precisions_of,
     resolve_precision,
+    right_of,
+    stages_beside,
 )
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
@@ -44,6 +46,12 @@ MAX_VECTOR_ROWS = 4
 SCALAR = " scalar"
 # How many programs may share a tile.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+# For the kernel for Hopper, where they are a cluster: how many, and the share of the multiprocessors that such clusters find
+# room on at once. A cluster lies within a group of multiprocessors, and those that are over stay idle: 39 clusters of three
+# had room on 132. One more takes as long as all before.
+CLUSTERS = {2: 1.0, 3: 0.88}
+# Most sums of a tile that programs of a cluster share, and fewest steps of operands that must fit beside those.
+MAX_CLUSTER_SUMS, _MIN_STAGES = 96 * 64, 4
 # Scratch memory is kept, so larger operands are read where they are.
 MAX_COPIED_BYTES = 1 << 30
 # More programs than this many times the multiprocessors gain nothing from another split of K.
@@ -171,11 +179,11 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
     problem = as_read(problem, config)
     majors = (problem.a_major, problem.b_major)
     if config.kernel == "wgmma":
-        is_shared = config.split_k > 1
+        splits = config.split_k
         store = "tma" if problem.is_boxed_out else "scalar"
-        is_plain = is_plain and store == "tma" and not is_shared
+        is_plain = is_plain and store == "tma" and splits == 1
         kind = ("wgmma", problem.dtype, problem.precision, *majors, store, problem.out_dtype)
-        return Specialization(*kind, problem.batch > 1, is_shared, is_plain)
+        return Specialization(*kind, problem.batch > 1, splits, is_plain)
     if config.kernel == "tma":
         is_boxed = stores_boxes(problem, config)
         store = "tma" if is_boxed else "vec16" if problem.is_aligned_out else "scalar"
@@ -364,9 +372,10 @@ def _wgmma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializat
             if tile.config.kernel == "wgmma" and is_offered and is_stored and fits_boxes(problem, tile.config):
                 for is_plain in (True, False) if is_boxed_out else (False,):
                     yield specialization_of(problem, tile.config, is_plain=is_plain), tile.config
-                if shares_k(problem, tile.config):
-                    shared = replace(tile.config, split_k=2)
-                    yield specialization_of(problem, shared, is_plain=False), tile.config
+                for splits in CLUSTERS if shares_k(problem, tile.config) else ():
+                    shared = replace(tile.config, split_k=splits)
+                    if fits_inbox(problem, shared, target):
+                        yield specialization_of(problem, shared, is_plain=False), tile.config
 
 
 def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Config]]:
@@ -387,11 +396,19 @@ def is_scalar(dtype: str, precision: str, target: Target) -> bool:
 
 def can_split(config: Config) -> bool:
     """Whether several programs may share a tile of `config`."""
+    if config.kernel == "wgmma":
+        is_small = config.block_m * config.block_n <= MAX_CLUSTER_SUMS
+        return is_small and not (config.shares or boxes_of(right_of(config))[1])
     # Adding up the parts takes as many registers again as the tile.
     is_large = config.block_m * config.block_n > MAX_SPLIT_ELEMENTS * 32 * config.num_warps
-    if config.kernel == "wgmma":
-        return not (is_large or is_narrow(config) or config.shares) and config.num_warps == CONSUMER_WARPS
     return not (is_large or config.is_persistent)
+
+
+def fits_inbox(problem: Problem, config: Config, target: Target) -> bool:
+    """Whether a cluster of the kernel for Hopper has room for the sums that its first program gets."""
+    item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
+    stages = stages_beside(config, item_bytes, out_bytes, config.split_k, target.shared_bytes)
+    return stages >= min(_MIN_STAGES, config.num_stages)
 
 
 def shares_k(problem: Problem, config: Config) -> bool:
@@ -416,6 +433,10 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MAX_WAVES * target.num_sms
         if is_too_fine or not shares_k(problem, config):
             return False
+        if config.kernel == "wgmma":
+            room = CLUSTERS.get(config.split_k, 0.0) * target.num_sms
+            if tiles * config.split_k > room or not fits_inbox(problem, config, target):
+                return False
     if config.is_copied and not can_copy(problem, config.kernel):
         return False
     if config.kernel == "vector":

@@ -67,9 +67,10 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     else:
         values = _pointer_values(view, specialization)
     values |= _runtime_args(view, problem, spec, specialization)
-    tiles, is_split = config.tiles(problem), config.split_k > 1
-    room = target.num_sms // 2 * 2 if config.shares else target.num_sms // config.split_k
-    programs = min(tiles, max(1, room)) if config.is_persistent else tiles
+    tiles, is_split = config.tiles(problem), config.split_k > 1 and config.kernel != "wgmma"
+    room = target.num_sms // 2 * 2 if config.shares else target.num_sms
+    # A program of a cluster that shares K has one tile.
+    programs = min(tiles, room) if config.is_persistent and config.split_k == 1 else tiles
     launch = Launch(build(specialization, config, target), (programs, config.split_k), values, device)
     dtype = getattr(torch, problem.dtype)
     parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}

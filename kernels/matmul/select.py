@@ -185,6 +185,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     is_in_pieces = problem.is_aligned_out if config.kernel == "tma" else is_read_in_pieces(problem)
     has_rest = is_in_pieces and config.kernel in ("tma", "pointer") and problem.n * out_bytes % 16 != 0
     is_split = splits > 1
+    is_cluster = is_split and config.kernel == "wgmma"
     # A pair of multiprocessors has one way to L2. Programs get a pair each while there are no more than pairs.
     is_last_paired = 2 * (programs - (turns - 1) * target.num_sms) > target.num_sms
     paired = (turns - 1 + is_last_paired) / turns
@@ -200,12 +201,12 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     return (
         2.0 if config.is_copied else 1.0,
         copied_bytes / target.bytes_per_us,
-        1.0 if config.is_persistent else float(waves),
+        1.0 if config.is_persistent and not is_cluster else float(waves),
         stored * (1.0 if stores_boxes(problem, config) or config.kernel != "tma" else 1.5),
         0.0 if is_plain else stored,
         float(has_rest),
         float(is_split),
-        2 * 4 * tile * programs / target.bytes_per_us if is_split else 0.0,
+        2 * 4 * tile * programs / target.bytes_per_us if is_split and not is_cluster else 0.0,
         4e-6 * tile * splits if is_split else 0.0,
         matrix_us,
         strided * matrix_us,
@@ -277,11 +278,11 @@ def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[tuple[tuple
 
     Looked up, since working it out takes longer than choosing.
     """
-    # By kernel, and whether operands are copied: the specializations of whole tiles and of tiles that programs share.
+    # By kernel, and whether operands are copied: the specialization at each split of K.
     specializations = {
         (kernel, is_copied): [
             specialization_of(problem, replace(probe, split_k=split, is_copied=is_copied), is_plain=is_plain)
-            for split in (1, 2)
+            for split in SPLITS
         ]
         for (kernel, probe), is_copied in itertools.product(_PROBES.items(), (False, True))
         if not is_copied or can_copy(problem, kernel)
@@ -291,14 +292,14 @@ def _able(problem: Problem, is_plain: bool, target: Target) -> tuple[tuple[tuple
         config = tile.config
         if (config.kernel, is_copied) not in specializations:
             continue
-        whole, shared = specializations[config.kernel, is_copied]
-        if (tile.store == "scalar") != (whole.store == "scalar"):
+        kinds = specializations[config.kernel, is_copied]
+        if (tile.store == "scalar") != (kinds[0].store == "scalar"):
             continue
-        alone, *splits = _split(config, is_copied=is_copied)
-        configs = [(alone, tile.in_binary(binary_name(whole)))] if config in built_for(whole, target) else []
-        if config in built_for(shared, target) and can_split(config):
-            in_shared = tile.in_binary(binary_name(shared))
-            configs += [(split, in_shared) for split in splits]
+        configs = [
+            (split, tile.in_binary(binary_name(kind)))
+            for split, kind in zip(_split(config, is_copied=is_copied), kinds, strict=True)
+            if config in built_for(kind, target) and (split.split_k == 1 or can_split(config))
+        ]
         if configs:
             found.append(tuple(configs))
     return tuple(found)

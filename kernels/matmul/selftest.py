@@ -70,8 +70,8 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
     out = like(expected, "last", dtype, is_aligned=specialization.store != "scalar")
     out.fill_(-100)
     is_always_shared = specialization.kernel != "wgmma" and specialization.store != "tma" and can_split(config)
-    is_split = specialization.is_shared or is_always_shared
-    return _Case(a, b, out, epilogue, expected, replace(config, split_k=2 if is_split else 1))
+    splits = max(specialization.splits, 2 if is_always_shared else 1)
+    return _Case(a, b, out, epilogue, expected, replace(config, split_k=splits))
 
 
 # Binaries that take the same operands follow one another.

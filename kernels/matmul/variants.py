@@ -16,6 +16,8 @@ from tilewire.kernels.matmul.configs import (
     boxes_of,
     place_of,
     resolve_precision,
+    right_of,
+    stages_beside,
 )
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
@@ -110,7 +112,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     left, right = specialization.a_major, specialization.b_major
     if config.is_swapped:
         left, right = right, left
-    main, tail = boxes_of(config.block_m if config.is_swapped else config.block_n)
+    main, tail = boxes_of(right_of(config))
     types = {
         f"{name}_desc": _boxed(specialization.out_dtype if name.startswith("out") else specialization.dtype, box)
         for name, box in box_shapes(specialization, config).items()
@@ -120,16 +122,18 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     if left == right == "k":
         absent.add("whole_k")
     constants: dict[str, Any] = dict.fromkeys(absent | {"out_ptr"} if is_boxed else absent)
-    if not specialization.is_shared:
-        constants |= {"partial_ptr": None, "count_ptr": None}
     consumers = config.num_warps // CONSUMER_WARPS
+    stages = config.num_stages
+    if specialization.splits > 1:
+        item_bytes, out_bytes = ITEM_BYTES[specialization.dtype], ITEM_BYTES[specialization.out_dtype]
+        stages = stages_beside(config, item_bytes, out_bytes, specialization.splits, target.shared_bytes)
     form = Form(
         block_m=config.block_m,
         block_n=config.block_n,
         block_k=config.block_k,
         group_m=config.group_m,
         consumers=consumers,
-        stages=config.num_stages,
+        stages=stages,
         halves=config.halves,
         main=place_of(main),
         tail=place_of(tail),
@@ -142,7 +146,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         left_is_k=left == "k",
         right_is_k=right == "k",
         is_batched=specialization.is_batched,
-        is_shared=specialization.is_shared,
+        splits=specialization.splits,
         is_plain=specialization.is_plain,
         left_parts=2 if config.shares and (config.shares == "b") == config.is_swapped else 1,
         right_parts=2 if config.shares and (config.shares == "a") == config.is_swapped else 1,
@@ -191,9 +195,7 @@ def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, t
     """
     is_swapped = config.is_swapped
     found: dict[str, tuple[int, ...]] = {}
-    for length, halves, mark in zip(
-        boxes_of(config.block_m if is_swapped else config.block_n), (config.halves, 1), ("", "tail"), strict=True
-    ):
+    for length, halves, mark in zip(boxes_of(right_of(config)), (config.halves, 1), ("", "tail"), strict=True):
         if not length:
             continue
         m, n = (length, CONSUMER_ROWS) if is_swapped else (CONSUMER_ROWS, length)

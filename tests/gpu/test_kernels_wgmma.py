@@ -13,7 +13,7 @@ from tests.support.kernel_bounds import matmul_bound, poisoned
 from tests.support.matmul_reference import matmul_reference
 from tilewire.kernels.build.operands import random_operand
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
-from tilewire.kernels.matmul.members import has_wgmma, is_possible, shares_k, tiles_for, whole_of
+from tilewire.kernels.matmul.members import CLUSTERS, has_wgmma, is_possible, shares_k, tiles_for, whole_of
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.runtime.targets import current
 
@@ -38,11 +38,12 @@ SIZES = (
     (130, 264, 528),
     (257, 1000, 144),
     (300, 3000, 64),
+    (100, 200, 1040),
     (1500, 6008, 400),
     (40, 72, 4112),
 )
-# How many programs share a tile. Four do not share the nine steps of the third size evenly: the last has none.
-SPLITS = (1, 2, 4)
+# How many programs share a tile: seventeen steps of the sixth size are not shared evenly.
+SPLITS = (1, *CLUSTERS)
 TILES, ELEMENTWISE = (
     [
         (problem, tile.config)

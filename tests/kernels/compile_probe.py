@@ -24,7 +24,7 @@ from tilewire.kernels.add.op import build as build_add
 from tilewire.kernels.add.op import choose as choose_add
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
 from tilewire.kernels.matmul.grouped.op import GroupKind
-from tilewire.kernels.matmul.members import specialization_of, tiles_of
+from tilewire.kernels.matmul.members import CLUSTERS, shares_k, specialization_of, tiles_of
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.normalize.op import Problem as NormalizeProblem
@@ -104,6 +104,11 @@ def table_variants(target):
             prefix = "vector" if tile.config.kernel == "vector" or name == "ieee" else "table"
             shown = f"{prefix} {key} {index}{'' if is_wide else ' unaligned'}"
             yield shown, build(specialization_of(problem, tile.config, is_plain=True), tile.config, target)
+            if tile.config.kernel == "wgmma" and shares_k(problem, tile.config):
+                for splits in CLUSTERS:
+                    shared = replace(tile.config, split_k=splits)
+                    specialization = specialization_of(problem, shared, is_plain=False)
+                    yield f"{shown} shared by {splits}", build(specialization, tile.config, target)
 
 
 def variants(target):
@@ -199,11 +204,12 @@ def report(name, variant, target):
     lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted)}
     if form:
         more["waits"] = what_waits(text)
-        more["is_paired"] = int(form.programs == 2)
+        more["is_paired"], more["splits"], more["consumers"] = int(form.programs == 2), form.splits, form.consumers
         more["loads_for_pair"] = len(re.findall(r"multicast::cluster", text))
         more["told"] = len(re.findall(r"mapa\.shared::cluster", text))
         more["own_arrivals"] = len(re.findall(r"mbarrier\.arrive\.shared(::cta)?\.b64", text))
-        more["clusters"] = len(re.findall(r"\.reqnctapercluster 2, 1, 1", text))
+        lists["clusters"] = re.findall(r"\.reqnctapercluster (.*)", text)
+        more["sent"] = len(re.findall(r"cp\.async\.bulk\.shared::cluster\.shared::cta", text))
     return {"name": name, "shared": shared, "spilled_bytes": spills, **lists, **more, **found}
 
 

@@ -123,27 +123,35 @@ def test_matrix_instructions_have_the_tiles_columns_and_stay_in_flight_by_the_ol
     check_products(probe("nvidia_h100", oldest_triton))
 
 
-def check_pairs(kernels):
-    """Programs that load for each other are clusters of two, whose consumers tell both that a place is empty."""
+def check_clusters(kernels):
+    """Programs that load for each other are pairs, whose consumers tell both that a place is empty.
+
+    Of programs that share K, each consumer sends its sums once, and tells each other program once that it has got theirs.
+    """
     hopper = [kernel for kernel in kernels if kernel["wanted_columns"]]
-    assert {kernel["is_paired"] for kernel in hopper} == {0, 1}
+    assert {(kernel["is_paired"], kernel["splits"]) for kernel in hopper} == {(0, 1), (1, 1), (0, 2), (0, 3)}
     for kernel in hopper:
+        sent, told, consumers, splits = (kernel[name] for name in ("sent", "told", "consumers", "splits"))
         if kernel["is_paired"]:
-            assert kernel["clusters"] == 1, kernel
+            assert kernel["clusters"] == ["2, 1, 1"], kernel
             assert kernel["loads_for_pair"] > 0, kernel
-            assert kernel["told"] > 0, kernel
-            assert kernel["own_arrivals"] == 0, kernel
+            assert told > 0, kernel
+            assert kernel["own_arrivals"] == sent == 0, kernel
         else:
-            assert (kernel["clusters"], kernel["loads_for_pair"], kernel["told"]) == (0, 0, 0), kernel
+            assert kernel["clusters"] == ([f"1, {splits}, 1"] if splits > 1 else []), kernel
+            assert kernel["loads_for_pair"] == 0, kernel
             assert kernel["own_arrivals"] > 0, kernel
+            assert sent == (consumers if splits > 1 else 0), kernel
+            # Two for what is sent and where it counts, and one for each program that is told.
+            assert told == (consumers * (2 + splits - 1) if splits > 1 else 0), kernel
 
 
-def test_pairs_of_programs_load_for_each_other():
-    check_pairs(probe("nvidia_h100"))
+def test_programs_of_a_cluster_do_for_each_other_what_they_should():
+    check_clusters(probe("nvidia_h100"))
 
 
-def test_pairs_of_programs_load_for_each_other_by_the_oldest_triton(oldest_triton):
-    check_pairs(probe("nvidia_h100", oldest_triton))
+def test_programs_of_a_cluster_do_for_each_other_what_they_should_by_the_oldest_triton(oldest_triton):
+    check_clusters(probe("nvidia_h100", oldest_triton))
 
 
 def test_softmax_holds_a_row_once():

@@ -20,8 +20,18 @@ from tilewire.kernels.matmul.configs import (
     is_narrow,
     place_of,
     resolve_precision,
+    stages_beside,
 )
-from tilewire.kernels.matmul.members import MODEL, fits_boxes, is_supported, shares_k, tiles_of
+from tilewire.kernels.matmul.members import (
+    MODEL,
+    SPLITS,
+    fits_boxes,
+    is_possible,
+    is_sensible,
+    is_supported,
+    shares_k,
+    tiles_of,
+)
 from tilewire.kernels.matmul.select import amounts_of, described
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -166,6 +176,53 @@ def test_what_pairs_load_is_counted_once():
     assert paired["contention"] < alone["contention"]
     assert {name for name in names if paired[name] != alone[name]} == {"load", "pair", "contention"}
     assert described(replace(PAIRED, shares="b")).endswith("swapped pairs share b")
+
+
+SHARED = Config("wgmma", 64, 64, 64, num_stages=8, is_persistent=True)
+
+
+@pytest.mark.parametrize(("splits", "tiles"), [(2, 66), (3, 38)])
+def test_programs_share_k_where_all_their_clusters_have_room_at_once(splits, tiles):
+    target = KNOWN["nvidia_h200"]
+    config = replace(SHARED, split_k=splits)
+    problem = Problem(64, 64 * tiles, 8192, 1, "bfloat16", "bfloat16")
+    assert is_sensible(problem, config, target)
+    assert not is_sensible(replace(problem, n=64 * tiles + 8), config, target)
+    assert is_possible(problem, config, target, is_plain=False)
+
+
+def test_programs_share_k_in_twos_and_threes_and_where_sums_of_a_tile_are_few():
+    target = KNOWN["nvidia_h200"]
+    problem = Problem(64, 512, 8192, 1, "bfloat16", "bfloat16")
+    able = [split for split in SPLITS if is_sensible(problem, replace(SHARED, split_k=split), target)]
+    assert able == [1, 2, 3]
+    assert shares_k(problem, SHARED)
+    assert not shares_k(replace(problem, batch=2), SHARED)
+    assert not shares_k(replace(problem, dtype="float8_e4m3fn", b_major="k"), SHARED)
+    # 128 × 64 sums.
+    assert not shares_k(problem, replace(SHARED, block_m=128, num_warps=8))
+
+
+def test_stages_make_room_for_the_sums_that_a_program_gets():
+    # 64 × 64 operands of 16 bits take 16 KiB a stage, and sums of 64 × 64 in float32 as much; so does an output twice.
+    given = {splits: stages_beside(SHARED, 2, 2, splits, 227 << 10) for splits in (1, 2, 3, 9)}
+    assert given == {1: 8, 2: 8, 3: 8, 9: 5}
+    # A box of 72 columns has a place for 128.
+    narrow = replace(SHARED, block_m=72, is_swapped=True)
+    assert stages_beside(narrow, 2, 2, 2, 227 << 10) == (227 * 1024 - 2048 - 64 * 128 * (4 + 2)) // ((64 + 128) * 128)
+
+
+def test_what_programs_of_a_cluster_share_passes_no_memory():
+    target = KNOWN["nvidia_h200"]
+    problem = Problem(64, 1024, 8192, 1, "bfloat16", "bfloat16")
+    names = [term.name for term in MODEL.terms]
+    cluster, programs = (
+        dict(zip(names, amounts_of(problem, config, 1, target, is_plain=True), strict=True))
+        for config in (replace(SHARED, split_k=2), Config("tma", 64, 64, 64, split_k=2))
+    )
+    assert (cluster["split"], programs["split"]) == (1.0, 1.0)
+    assert cluster["exchange"] == 0.0 < programs["exchange"]
+    assert cluster["step"] == programs["step"] == 64.0
 
 
 @given(problems, targets)

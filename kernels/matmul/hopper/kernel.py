@@ -27,9 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.matmul.hopper import stages  # noqa: F401  (changes the text of programs)
+from tilewire.kernels.matmul.hopper.clusters import begin_cluster, load_for_one, load_for_pair, send, tell_others
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
-from tilewire.kernels.matmul.hopper.pairing import begin_pair, load_for_one, load_for_pair
-from tilewire.kernels.matmul.kernel import LINE, count_arrived, number, start_of, steps_of_share, tile_coordinates
+from tilewire.kernels.matmul.kernel import LINE, start_of, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 
@@ -62,7 +62,7 @@ class Form:
         left_is_k: Whether rows of the left operand are contiguous along K.
         right_is_k: The same for the right operand.
         is_batched: Whether descriptors have a batch dimension.
-        is_shared: Whether the programs of the grid's second axis share K.
+        splits: Programs that share the K of a tile, in a cluster along the grid's second axis; 1 for none.
         is_plain: Whether nothing follows the product.
         left_parts: 2 where pairs of programs load half of each box of the left operand, for both; else 1.
         right_parts: The same for the right operand.
@@ -87,7 +87,7 @@ class Form:
     left_is_k: bool
     right_is_k: bool
     is_batched: bool
-    is_shared: bool
+    splits: int
     is_plain: bool
     left_parts: int
     right_parts: int
@@ -174,7 +174,7 @@ def steps_of(k, FORM: gl.constexpr):
     """The steps of K that this program multiplies: the first, and the one behind the last."""
     first = 0
     end = gl.cdiv(k, FORM.block_k)
-    if FORM.is_shared:
+    if FORM.splits > 1:
         length = steps_of_share(k, FORM.block_k)
         first = gl.program_id(1) * length
         end = gl.minimum(end, first + length)
@@ -258,7 +258,7 @@ def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.co
     operand. Steps of K up to `whole_k` are loaded through `whole_descs`.
     """
     left_desc, right_desc, tail_desc = descs
-    filled, emptied = barriers
+    filled, emptied, _ = barriers
     LEFT_BYTES: gl.constexpr = FORM.consumers * FORM.left_parts * left_desc.block_type.nbytes
     RIGHT_BYTES: gl.constexpr = FORM.right_parts * right_desc.block_type.nbytes // FORM.main * FORM.columns
     TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes // FORM.tail * FORM.tail_columns if FORM.tail else 0
@@ -438,34 +438,49 @@ def store_part(
 
 
 @gluon.jit
-def add_parts(acc, partial_ptr, count_ptr, tile):
-    """Returns the sums of a tile, and whether this program has all of them and must store the tile.
+def allocate_inbox(FORM: gl.constexpr):
+    """Shared memory for the sums that programs of a cluster send to the first: a place for each consumer of each of them.
 
-    As `combine_splits`: every program writes what it has, and the last to arrive adds it all up in order.
+    As (place, columns / 8, rows, 8): threads of a warp write one run of memory, and columns that no one needs are the last.
     """
-    SIZE: gl.constexpr = acc.shape[0] * acc.shape[1]
-    rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
-    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-    within = number(rows, columns)
-    splits = gl.num_programs(1)
-    first = partial_ptr + tile.to(gl.int64) * splits * SIZE
-    gl.store(first + gl.program_id(1) * SIZE + within, acc)
-    is_last = count_arrived(count_ptr + tile) == splits - 1
-    if is_last:
-        acc = gl.load(first + within, cache_modifier=".cg")
-        for part in range(1, splits):
-            acc += gl.load(first + part * SIZE + within, cache_modifier=".cg")
-        gl.store(count_ptr + tile, 0)
-    return acc, is_last
+    SHAPE: gl.constexpr = [FORM.consumers * (FORM.splits - 1), FORM.main // 8, ROWS, 8]
+    return gl.allocate_shared_memory(gl.float32, SHAPE, gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+
+
+@gluon.jit
+def share_sums(acc, inbox, arrived, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+    """Returns the sums of a tile, which are whole in the first program of a cluster. The others send it theirs.
+
+    It adds them up in order. Each sends once, so a program must have one tile.
+    """
+    OTHERS: gl.constexpr = FORM.splits - 1
+    NUM_BYTES: gl.constexpr = ROWS * FORM.columns * 4
+    part = gl.program_id(1)
+    bar = arrived.index(CONSUMER)
+    sums = acc.reshape([ROWS, FORM.main // 8, 8]).permute((1, 0, 2))
+    if part == 0:
+        mbarrier.expect(bar, OTHERS * NUM_BYTES)
+        mbarrier.wait(bar, 0)
+        tell_others(bar)
+        for other in gl.static_range(OTHERS):
+            sums += inbox.index(CONSUMER * OTHERS + other).load(sums.type.layout)
+    else:
+        place = inbox.index(CONSUMER * OTHERS + part - 1)
+        place.store(sums)
+        fence_async_shared()
+        send(place, bar, NUM_BYTES)
+        # The first says here that the copy has read this program's memory.
+        mbarrier.wait(bar, 0)
+    return gl.convert_layout(sums.permute((1, 0, 2)).reshape([ROWS, FORM.main]), acc.type.layout)
 
 
 @gluon.jit
 def multiply(
-    out_descs, rings, barriers, places, out, sizes, epilogue, shared, CONSUMER: gl.constexpr, FORM: gl.constexpr
+    out_descs, rings, barriers, places, out, sizes, epilogue, inbox, CONSUMER: gl.constexpr, FORM: gl.constexpr
 ):
     """A consumer, four warps: multiplies its 64 rows of each slot, empties the slot, and stores its part of the tile."""
     left_ring, right_ring, tail_ring = rings
-    filled, emptied = barriers
+    filled, emptied, arrived = barriers
     MAIN: gl.constexpr = FORM.main
     TAIL: gl.constexpr = FORM.tail
     COLUMNS: gl.constexpr = FORM.columns
@@ -530,15 +545,12 @@ def multiply(
             # A program's share of K may be empty.
             mbarrier.arrive(emptied.index(last), pred=end_step > first_step)
         at = (entry, left, right)
-        if FORM.is_shared:
-            # Only tiles of one consumer and one box are shared.
-            gl.static_assert(FORM.consumers == 1 and TAIL == 0)
-            acc, is_last = add_parts(acc, shared[0], shared[1], tile)
-            if is_last:
-                store_part(
-                    acc, vectors, out_descs[0], places[0], out, at, epilogue, CONSUMER, FORM.halves, COLUMNS, FORM
-                )
-        else:
+        is_whole = True
+        if FORM.splits > 1:
+            gl.static_assert(TAIL == 0)
+            acc = share_sums(acc, inbox, arrived, CONSUMER, FORM)
+            is_whole = gl.program_id(1) == 0
+        if is_whole:
             store_part(acc, vectors, out_descs[0], places[0], out, at, epilogue, CONSUMER, FORM.halves, COLUMNS, FORM)
         if TAIL:
             at = (entry, left, right + MAIN)
@@ -563,8 +575,6 @@ def matmul_wgmma_kernel(
     bias_ptr,
     a_scale_ptr,
     b_scale_ptr,
-    partial_ptr,
-    count_ptr,
     m,
     n,
     k,
@@ -583,10 +593,10 @@ def matmul_wgmma_kernel(
 ):
     """Products of 16-bit or float8 operands, which descriptors can describe.
 
-    Grid: (programs, splits of K), together at most one for each multiprocessor. Each program takes every `programs`-th
-    tile. Programs that share K also share `partial_ptr` and `count_ptr`, else None; see `add_parts`. One warp loads steps of K
-    into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the left
-    operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
+    Grid: (programs, splits of K). Each program takes every `programs`-th tile; without splits they are at most one for each
+    multiprocessor, with splits one for each tile. Programs that share the K of a tile are a cluster; see `share_sums`. One warp
+    loads steps of K into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the
+    left operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
     without one. Where rows of the output begin anywhere, it has `out_ptr` instead of descriptors, and strides in
     elements. Reads past the end give zero.
 
@@ -596,7 +606,7 @@ def matmul_wgmma_kernel(
     stored. Other arguments are those of `matmul_tma_kernel`.
 
     Where FORM has parts, the first axis of the grid has an even number of programs. Two that follow one another are a pair:
-    each loads half of every box of one operand, for both, and has a tile below or beside the other's. See `pairing.py`.
+    each loads half of every box of one operand, for both, and has a tile below or beside the other's. See `clusters.py`.
     """
     if FORM.is_swapped:
         left_desc = b_desc
@@ -641,8 +651,17 @@ def matmul_wgmma_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(filled.index(stage), count=1)
         mbarrier.init(emptied.index(stage), count=FORM.consumers * FORM.programs)
+    inbox = right_ring
+    arrived = emptied
+    if FORM.splits > 1:
+        inbox = allocate_inbox(FORM)
+        arrived = gl.allocate_shared_memory(gl.int64, [FORM.consumers, 1], mbarrier.MBarrierLayout())
+        CONSUMERS: gl.constexpr = FORM.consumers
+        for consumer in gl.static_range(CONSUMERS):
+            mbarrier.init(arrived.index(consumer), count=1)
+        begin_cluster(1, FORM.splits)
     if FORM.programs == 2:
-        begin_pair()
+        begin_cluster(2, 1)
     wait_for_previous(OVERLAP)
     descs = (left_desc, right_desc, tail_desc)
     whole_descs = (left_whole_desc, right_whole_desc, tail_whole_desc)
@@ -650,15 +669,14 @@ def matmul_wgmma_kernel(
     places = (places, tail_places)
     rings = (left_ring, right_ring, tail_ring)
     whole_rings = (join_parts(left_ring, FORM.left_parts), join_parts(right_ring, FORM.right_parts), tail_ring)
-    barriers = (filled, emptied)
+    barriers = (filled, emptied, arrived)
     sizes = (m, n, k, batch)
     out = (out_ptr, stride_om, stride_on, m, n)
     epilogue = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation)
-    shared = (partial_ptr, count_ptr)
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [1],
@@ -667,8 +685,8 @@ def matmul_wgmma_kernel(
     elif FORM.consumers == 2:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 1, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 1],
@@ -677,9 +695,9 @@ def matmul_wgmma_kernel(
     else:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 0, FORM)),
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 1, FORM)),
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, shared, 2, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 1, FORM)),
+                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 2, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 4, 1],

@@ -6,8 +6,8 @@ Whoever has the kernel has this module, so importing it hands `change_stages` to
 
 from triton import knobs
 
+from tilewire.kernels.matmul.hopper.clusters import join
 from tilewire.kernels.matmul.hopper.narrowing import narrow
-from tilewire.kernels.matmul.hopper.pairing import pair
 
 
 def change_stages(_backend=None, stages=None, *_rest):
@@ -16,7 +16,7 @@ def change_stages(_backend=None, stages=None, *_rest):
         return "", ""
     assemble = stages.get("ptx")
     if assemble is not None:
-        stages["ptx"] = lambda source, metadata: pair(narrow(assemble(source, metadata)))
+        stages["ptx"] = lambda source, metadata: join(narrow(assemble(source, metadata)))
     return None
 
 

@@ -1,0 +1,128 @@
+"""What programs of a cluster do for each other, in the text of a program. `test_compile` has what the compilers write."""
+
+import pytest
+
+from tilewire.kernels.matmul.hopper.clusters import join
+
+LOAD = "\t@%p6 cp.async.bulk.tensor.2d.shared::{space}.global.mbarrier::complete_tx::bytes [%r1], [%rd5, {{%r2, %r3}}], [%r4];"
+ARRIVE = "\t@%p7 mbarrier.arrive.shared::cta.b64 _, [%r9];"
+SEND = (
+    "\t// cluster send 4096 %r93",
+    "\tbar.sync \t0, 128;",
+    "\t@%p8 mbarrier.arrive.shared::cta.b64 _, [%r20];",
+    "\tbar.sync \t0, 128;",
+    "\t@%p8 mbarrier.arrive.shared::cta.b64 _, [%r21];",
+)
+TELL = ("\t// cluster tell %r94", "\t@%p9 mbarrier.arrive.shared::cta.b64 _, [%r22];")
+
+
+def program(*lines, size="2 1"):
+    return "\n".join(
+        (
+            ".visible .entry kernel()",
+            ".reqntid 256",
+            "{",
+            "\t@%p1 bra \t$L__BB0_2;",
+            "\tbra.uni \t$L__BB0_1;",
+            "$L__BB0_2:",
+            f"\t// cluster begin {size} %r90",
+            *lines,
+            "\tbra.uni \t$L__BB0_3;",
+            "\tret;",
+            "}",
+        )
+    )
+
+
+def pair(*lines):
+    return program("\t// cluster both %r91", *lines, "\t// cluster one %r92", ARRIVE)
+
+
+@pytest.mark.parametrize("space", ["cta", "cluster"])
+def test_loads_between_the_marks_are_for_both_and_others_are_not(space):
+    own = LOAD.format(space=space)
+    found = join(program(own, "\t// cluster both %r91", own, "\t// cluster one %r92", own, ARRIVE)).split("\n")
+    loads = [line for line in found if "bulk.tensor" in line]
+    both = LOAD.format(space="cluster").replace("bytes [", "bytes.multicast::cluster [").replace("];", "], both;")
+    assert loads == [own, both, own]
+    assert found[found.index(both) - 1] == "\tmov.b16 both, 3;"
+
+
+def test_both_programs_of_a_pair_are_told_and_wait_for_each_other_at_the_start():
+    found = join(pair(LOAD.format(space="cta")))
+    assert ".reqntid 256\n.reqnctapercluster 2, 1, 1\n" in found
+    assert "\tbarrier.cluster.arrive.relaxed;\n\tbra.uni \t$L__BB0_1;" in found
+    # Only the first jump is that of the warps that wait for work.
+    assert "$L__BB0_3" in found
+    assert found.count("barrier.cluster.arrive") == 2
+    assert found.count("barrier.cluster.wait.acquire") == 1
+    told = "\tmapa.shared::cluster.u32 there, %r9, {};\n\t@%p7 mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+    assert told.format(0) + told.format(1) in found
+    assert "_, [%r9]" not in found
+
+
+def test_sums_are_copied_to_the_first_program_once_it_is_there():
+    found = join(program(ARRIVE, *SEND, ARRIVE, *TELL, ARRIVE, size="1 3"))
+    assert ".reqntid 256\n.reqnctapercluster 1, 3, 1\n" in found
+    assert found.count("barrier.cluster.arrive") == 2
+    # Not at the start, where its own barriers are ready.
+    begun, _, sent = found.partition("\tbarrier.cluster.wait.acquire;\n")
+    assert "\tfence.mbarrier_init.release.cluster;\n\tbarrier.cluster.arrive.release;\n" in begun
+    assert sent.startswith(
+        "\t{\n\t.reg .b32 there, bar;\n"
+        "\tmapa.shared::cluster.u32 there, %r20, 0;\n"
+        "\tmapa.shared::cluster.u32 bar, %r21, 0;\n"
+        "\t@%p8 cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%r20], 4096, [bar];\n\t}\n"
+    )
+    # What says where place and barrier are is no arrival, and those before and behind are the program's own.
+    assert "_, [%r20]" not in found
+    assert "_, [%r21]" not in found
+    assert found.count(ARRIVE) == 3
+
+
+def test_the_first_program_tells_all_others():
+    found = join(program(*SEND, *TELL, size="1 3"))
+    told = "\tmapa.shared::cluster.u32 there, %r22, {};\n\t@%p9 mbarrier.arrive.shared::cluster.b64 _, [there];\n"
+    assert told.format(1) + told.format(2) in found
+    assert "%r22, 0;" not in found
+    assert "_, [%r22]" not in found
+
+
+def test_other_programs_stay_as_they_are():
+    given = program(LOAD.format(space="cta"), ARRIVE).replace("// cluster begin", "// columns 8")
+    assert join(given) == given
+
+
+@pytest.mark.parametrize("lost", [".reqntid 256\n", "\t@%p1 bra \t$L__BB0_2;\n", ARRIVE, LOAD.format(space="cta")])
+def test_a_text_of_a_pair_that_lacks_what_is_to_be_changed_is_refused(lost):
+    given = pair(LOAD.format(space="cta"))
+    assert lost in given
+    with pytest.raises(RuntimeError, match="clusters are not known"):
+        join(given.replace(lost, ""))
+
+
+@pytest.mark.parametrize("lost", [".reqntid 256\n", "\t@%p1 bra \t$L__BB0_2;\n", SEND[2], SEND[4], TELL[1]])
+def test_a_text_that_sends_and_lacks_what_is_to_be_changed_is_refused(lost):
+    given = program(*SEND, "\t// cluster own %r95", *TELL, size="1 2")
+    assert lost in given
+    with pytest.raises(RuntimeError, match="clusters are not known"):
+        join(given.replace(lost, ""))
+
+
+@pytest.mark.parametrize(
+    "other", [ARRIVE.replace("_, [%r9]", "%rd9, [%r9], 1"), "\tcp.async.bulk.tensor.next [%r1], [%rd5], [%r4];"]
+)
+def test_a_text_of_a_pair_of_which_some_would_stay_as_it_is_is_refused(other):
+    load = LOAD.format(space="cta")
+    given = pair(load)
+    expects = "\t@%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r7], 20480;"
+    assert expects in join(given.replace(load, f"{load}\n{expects}"))
+    with pytest.raises(RuntimeError, match="clusters are not known"):
+        join(given.replace(load, f"{load}\n{other}"))
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_text_that_sends_and_of_which_some_would_stay_as_it_is_is_refused(number):
+    other = SEND[number].replace("_, [", "%rd9, [")
+    with pytest.raises(RuntimeError, match="clusters are not known"):
+        join(program(*SEND[:number], other, *SEND[number + 1 :], *TELL, size="1 2"))
