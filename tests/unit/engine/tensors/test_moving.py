@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.descriptors import num_opened, open_descriptors
 from tests.support.engine_loop import GatewayEnd, engine_of
 from tests.support.local_totals import LocalTotals
 from tests.support.mappings import MappedAtOnce
-from tests.support.resident_chain import Chain, W, X, num_descriptors, number, put
+from tests.support.resident_chain import Chain, W, X, number, put
 from tests.support.transfers import MovedWhenAsked
 from tilewire.service.engine.backends.contract import DeviceLost
 from tilewire.service.engine.backends.cpu import CpuBackend
@@ -132,7 +133,7 @@ def test_a_download_brings_what_was_there_when_it_began(engine: Engine) -> None:
 def test_an_upload_that_does_not_come_leaves_nothing(engine: Engine, *, is_gone: bool) -> None:
     engine.begin_put(1, 1)
     engine.moving.step()
-    before, nbytes = num_descriptors(), engine.store.residents.nbytes
+    before, nbytes = open_descriptors(), engine.store.residents.nbytes
     engine.answers.clear()
     engine.begin_put(2, 2)
     engine.begin_put(3, 3, name="new")
@@ -143,7 +144,7 @@ def test_an_upload_that_does_not_come_leaves_nothing(engine: Engine, *, is_gone:
     for _ in range(2):
         engine.moving.step(None if is_gone else TooBusy("no memory"))
     assert (engine.value(), engine.store.residents.at("new")) == (1, None)
-    assert (engine.store.residents.nbytes, num_descriptors(), engine.client.num_launched) == (nbytes, before, 0)
+    assert (engine.store.residents.nbytes, num_opened(before), engine.client.num_launched) == (nbytes, 0, 0)
     failed = [one.id for one in engine.answers if isinstance(one, Failed) and one.code == "too_busy"]
     assert failed == ([] if is_gone else [2, 3])
     assert engine.client.tickets == set()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.descriptors import num_opened, open_descriptors
 from tests.support.resident_chain import (
     GONE,
     Chain,
@@ -20,7 +21,6 @@ from tests.support.resident_chain import (
     contents,
     engine,
     follow,
-    num_descriptors,
     number,
     put,
     residents,
@@ -175,7 +175,7 @@ def test_changes_that_a_restarted_follower_has_from_the_vault_are_not_made_again
     held, follower = chain.follower()
     put(chain.home, X, number(4))
     chain.vault.drain(chain.deposits)
-    descriptors = num_descriptors()
+    before = open_descriptors()
     changes = follower.take()
     for change in changes:
         follow(held, change)
@@ -183,7 +183,7 @@ def test_changes_that_a_restarted_follower_has_from_the_vault_are_not_made_again
         assert contents(held)[W] == [3] * 3
     assert len(changes) == 5
     assert contents(held) == contents(chain.home) == {W: [3] * 3, X: [4] * 3}
-    assert num_descriptors() == descriptors
+    assert num_opened(before) == 0
 
 
 def test_an_older_change_that_comes_late_is_ignored(chain: Chain) -> None:
@@ -206,12 +206,12 @@ def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
 
     async def run() -> None:
         held, follower = chain.follower()
-        descriptors = num_descriptors()
+        before = open_descriptors()
         for value in range(count):
             put(chain.home, W, number(value))
             chain.vault.drain(chain.deposits)
         # The copy of the vault, and the mapping of the home engine: what waits takes none.
-        assert num_descriptors() <= descriptors + 3
+        assert num_opened(before) <= 3
         num_taken = 0
         while num_taken < count:
             for change in follower.take():
@@ -220,7 +220,7 @@ def test_a_feed_keeps_what_its_socket_has_no_room_for(chain: Chain) -> None:
             await asyncio.sleep(0)
         assert contents(held) == {W: [count - 1] * 3}
         # The copy of the vault, and the mappings of both engines.
-        assert num_descriptors() <= descriptors + 3
+        assert num_opened(before) <= 3
 
     asyncio.run(run())
 

@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from tests.support.descriptors import num_opened, open_descriptors
 from tests.support.mappings import MappedAtOnce, MappedWhenAsked
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
@@ -63,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 def regions(folder: Path) -> Iterator[Regions]:
     # Else descriptors that earlier tests let go of could be closed meanwhile.
     gc.collect()
-    before = open_fds()
+    before = open_descriptors()
     regions = regions_of(folder)
     yield regions
     regions.unregister(None)
@@ -82,17 +83,6 @@ def regions_of(
         max_copied_bytes=8 * PAGE,
         folder=folder,
     )
-
-
-def open_fds() -> set[tuple[str, Path]]:
-    """Numbers of open descriptors, and what they are of."""
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return {(link.name, link.readlink()) for link in links}
-
-
-def num_opened(before: set[tuple[str, Path]]) -> int:
-    """Descriptors that were not open `before`. Those of earlier tests may be closed meanwhile, by threads of theirs."""
-    return len(open_fds() - before)
 
 
 def asked(name: str, key: str = "four", offset: int = 0, byte_size: int = PAGE) -> RegionInfo:
@@ -155,7 +145,7 @@ def test_a_tensor_lies_inside_its_region(regions: Regions, offset: int) -> None:
 
 
 def test_an_unregistered_region_lives_until_its_last_use(regions: Regions, folder: Path) -> None:
-    before = open_fds()
+    before = open_descriptors()
     regions.register(asked("r"))
     uses = {OUT: regions.find("r", 0, KIND, field="out", is_out=True)}
     regions.hold(uses)
@@ -234,7 +224,7 @@ def test_a_second_engine_follows_the_first(folder: Path) -> None:
 
 
 def test_the_next_engine_has_what_was_registered_even_without_its_name(folder: Path) -> None:
-    before = open_fds()
+    before = open_descriptors()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     reader = VaultReader()
@@ -344,7 +334,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.fds = open_fds()
+        self.fds = open_descriptors()
         self.backend, self.mappings = AdoptingBackend(), MappedWhenAsked()
         self.regions = Regions(
             self.backend,

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.descriptors import num_opened, open_descriptors
 from tilewire.service.engine.tensors.shm_files import SharedFile, file_name
 from tilewire.service.errors import InvalidRequest
-
-
-def num_fds() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def test_a_key_is_found_as_shm_open_finds_it() -> None:
@@ -47,11 +44,11 @@ def test_links_pipes_folders_and_nothing_are_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    before = num_fds()
+    before = open_descriptors()
     for key in ("link", "folder", "pipe", "absent", "a" * 255):
         with pytest.raises(InvalidRequest, match="key"):
             SharedFile.open(key, "", tmp_path)
-    assert num_fds() == before
+    assert num_opened(before) == 0
     file = SharedFile.open("/real", "", tmp_path)
     assert (file.nbytes, file.is_writable) == (10, True)
     file.close()

@@ -8,6 +8,7 @@ import os
 import msgspec
 import pytest
 
+from tests.support.descriptors import num_of_file, num_opened, open_descriptors
 from tests.support.resident_chain import (
     LEFT_S,
     Chain,
@@ -20,7 +21,6 @@ from tests.support.resident_chain import (
     fed,
     follow,
     homed,
-    num_descriptors,
     number,
     put,
     residents,
@@ -86,7 +86,7 @@ def test_a_copy_that_comes_after_the_next_change_does_nothing(chain: Chain, then
         put(chain.home, W, number(2))
     else:
         chain.home.delete(W)
-    descriptors = num_descriptors()
+    before = open_descriptors()
     fd = copy_of(1)
     chain.writer.keep_copy(info, fd, 0)
     os.close(fd)
@@ -96,7 +96,7 @@ def test_a_copy_that_comes_after_the_next_change_does_nothing(chain: Chain, then
     assert contents(held) == ({W: [2] * 3} if then == "put" else {})
     assert (W in chain.vault.kept) == (then == "put")
     # The vault's copy of what was put.
-    assert num_descriptors() <= descriptors + 1
+    assert num_opened(before) <= 1
 
 
 def test_a_copy_may_overtake_the_change_itself(chain: Chain) -> None:
@@ -200,17 +200,19 @@ def test_an_offer_outlives_its_process_for_a_while(chain: Chain, offers: Offers,
     name = homed("w", 0)
     put(chain.home, name, number(1))
     stored = offers.holder.keep(name, *result(2), durable=True)
-    offers.holder.set_copy(stored.ticket, copy_of(2))
+    fd = copy_of(2)
+    inode = os.fstat(fd).st_ino
+    offers.holder.set_copy(stored.ticket, fd)
     chain.vault.drain(offers.deposits, 1)
 
     async def run() -> None:
         # The next process of the holder begins before the home orders what the last one held.
         begun, follower = chain.follower()
         if not is_in_time:
-            num_open = num_descriptors()
+            num_open = num_of_file(inode)
             # The loop drops what was left before it goes on here.
             await asyncio.sleep(2 * LEFT_S)
-            assert num_descriptors() == num_open - 1
+            assert num_of_file(inode) == num_open - 1
         chain.home.order(stored.info, stored.ticket)
         chain.vault.drain(chain.deposits)
         for change in follower.take():
