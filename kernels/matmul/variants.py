@@ -21,6 +21,7 @@ from tilewire.kernels.matmul.configs import (
 )
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
+from tilewire.kernels.matmul.hopper.stages import CHANGES
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, descriptor, pointer
@@ -151,6 +152,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         left_parts=2 if config.shares and (config.shares == "b") == config.is_swapped else 1,
         right_parts=2 if config.shares and (config.shares == "a") == config.is_swapped else 1,
         promotes=specialization.dtype.startswith("float8") and specialization.precision != "fast",
+        changes=CHANGES,
     )
     # Warps that the kernel is written for; those of the other partitions come on top.
     one = replace(config, num_warps=CONSUMER_WARPS)

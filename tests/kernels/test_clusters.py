@@ -2,7 +2,12 @@
 
 import pytest
 
+from tilewire.kernels.matmul.configs import Config, Problem
 from tilewire.kernels.matmul.hopper.clusters import join
+from tilewire.kernels.matmul.hopper.stages import CHANGES, digest_of
+from tilewire.kernels.matmul.members import specialization_of
+from tilewire.kernels.matmul.variants import build
+from tilewire.kernels.runtime.targets import KNOWN
 
 LOAD = "\t@%p6 cp.async.bulk.tensor.2d.shared::{space}.global.mbarrier::complete_tx::bytes [%r1], [%rd5, {{%r2, %r3}}], [%r4];"
 ARRIVE = "\t@%p7 mbarrier.arrive.shared::cta.b64 _, [%r9];"
@@ -126,3 +131,19 @@ def test_a_text_that_sends_and_of_which_some_would_stay_as_it_is_is_refused(numb
     other = SEND[number].replace("_, [", "%rd9, [")
     with pytest.raises(RuntimeError, match="clusters are not known"):
         join(program(*SEND[:number], other, *SEND[number + 1 :], *TELL, size="1 2"))
+
+
+def test_what_was_compiled_before_a_change_of_the_text_is_not_taken(tmp_path):
+    names = ("one.py", "two.py")
+    for name in names:
+        (tmp_path / name).write_text(f"# {name}")
+    before = digest_of(tmp_path, names)
+    assert digest_of(tmp_path, names) == before
+    (tmp_path / "two.py").write_text("# another")
+    assert digest_of(tmp_path, names) != before
+    config = Config("wgmma", 64, 64, 64, num_stages=8, is_persistent=True)
+    problem = Problem(64, 512, 512, 1, "bfloat16", "bfloat16")
+    target = KNOWN["nvidia_h200"]
+    variant = build(specialization_of(problem, config, is_plain=True), config, target)
+    # A constant of the binary, as which Triton's cache has it in its key.
+    assert dict(variant.constants)["FORM"].changes == CHANGES

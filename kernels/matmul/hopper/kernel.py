@@ -67,6 +67,7 @@ class Form:
         left_parts: 2 where pairs of programs load half of each box of the left operand, for both; else 1.
         right_parts: The same for the right operand.
         promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
+        changes: What stands for the changes of the program's text; see `stages.py`.
     """
 
     block_m: int
@@ -92,6 +93,7 @@ class Form:
     left_parts: int
     right_parts: int
     promotes: bool
+    changes: str
 
     @property
     def programs(self) -> int:
