@@ -11,8 +11,11 @@ _OPEN = Path("/proc/self/fd")
 
 def open_descriptors() -> set[tuple[str, Path]]:
     """Their numbers, and what they are of."""
-    links = [link for link in _OPEN.iterdir() if link.is_symlink()]
-    return {(link.name, link.readlink()) for link in links}
+    found = set()
+    for link in _OPEN.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add((link.name, link.readlink()))
+    return found
 
 
 def num_opened(before: set[tuple[str, Path]]) -> int:
