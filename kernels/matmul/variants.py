@@ -20,7 +20,8 @@ from tilewire.kernels.matmul.configs import (
     stages_beside,
 )
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
-from tilewire.kernels.matmul.hopper.kernel import Form, matmul_wgmma_kernel
+from tilewire.kernels.matmul.hopper.form import Form
+from tilewire.kernels.matmul.hopper.kernel import matmul_wgmma_kernel
 from tilewire.kernels.matmul.hopper.stages import CHANGES
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
 from tilewire.kernels.runtime.binaries import binary

@@ -9,11 +9,11 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.descriptors import open_descriptors
 from tests.support.transfers import host_copy
 from tilewire.service.engine.backends.contract import PIECE_BYTES, DeviceLost, HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend, HostCopier
@@ -227,28 +227,17 @@ def test_a_host_copy_is_shared_memory_of_its_own() -> None:
     os.close(copy.fd)
 
 
-def host_copies() -> set[int]:
-    """The inodes of host copies that this process has descriptors of."""
-    found = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if "tilewire-resident" in str(link.readlink()):
-                found.add(link.stat().st_ino)
-    return found
-
-
 def test_a_host_copy_that_ends_early_leaves_no_descriptor() -> None:
     copy = HostCopy(TensorInfo("w", TensorType("float32", (3, 4)), 0.0))
     steps = copy_steps(copy, torch.ones(3, 4), HostCopier())
     assert isinstance(steps, Generator)
-    # Not their number: what earlier tests left may be closed meanwhile.
-    before = host_copies()
+    before = open_descriptors()
     next(steps)
-    made = host_copies() - before
+    made = open_descriptors() - before
     assert len(made) == 1
     steps.close()
     assert copy.fd == -1
-    assert not made & host_copies()
+    assert not made & open_descriptors()
 
 
 @pytest.mark.parametrize("backend", [CpuBackend(), CpuBackend(batch_invariant=True), FarBackend()])

@@ -1,0 +1,81 @@
+"""What is constant in a binary of the matmul kernel for Hopper."""
+
+from dataclasses import astuple, dataclass
+
+import triton.language as tl
+
+
+@dataclass(frozen=True)
+class Form:
+    """Constants of one binary.
+
+    Attributes:
+        block_m: Rows of a tile.
+        block_n: Columns of a tile.
+        block_k: Length of K in one step.
+        group_m: Rows of tiles walked together.
+        consumers: Groups of four warps that multiply: 1, 2 or 3.
+        stages: Steps of operands in shared memory.
+        halves: Parts in which a consumer stores its sums: 1 or 2.
+        main: Rows of the right operand that its first box has room for, and columns of a consumer's sums.
+        tail: The same of its second box; 0 for none.
+        columns: Rows in the first box, and columns of sums that count.
+        tail_columns: The same for the second box.
+        registers: Most registers of a consumer's thread.
+        out_type: Type of the output.
+        stores_boxes: Whether descriptors store the output. Else its rows begin anywhere.
+        is_swapped: Whether `b` is the left operand.
+        left_is_k: Whether rows of the left operand are contiguous along K.
+        right_is_k: The same for the right operand.
+        is_batched: Whether descriptors have a batch dimension.
+        splits: Programs that share the K of a tile, in a cluster along the grid's second axis; 1 for none.
+        is_plain: Whether nothing follows the product.
+        left_parts: 2 where pairs of programs load half of each box of the left operand, for both; else 1.
+        right_parts: The same for the right operand.
+        promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
+        changes: What stands for the changes of the program's text; see `stages.py`.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    consumers: int
+    stages: int
+    halves: int
+    main: int
+    tail: int
+    columns: int
+    tail_columns: int
+    registers: int
+    out_type: tl.dtype
+    stores_boxes: bool
+    is_swapped: bool
+    left_is_k: bool
+    right_is_k: bool
+    is_batched: bool
+    splits: int
+    is_plain: bool
+    left_parts: int
+    right_parts: int
+    promotes: bool
+    changes: str
+
+    @property
+    def programs(self) -> int:
+        """Programs that load for each other: 2 in pairs, else 1."""
+        return self.left_parts * self.right_parts
+
+    @property
+    def pairs_rows(self) -> bool:
+        """Whether pairs of programs have tiles below each other, and share `b`."""
+        return (self.left_parts if self.is_swapped else self.right_parts) == 2
+
+    @property
+    def pairs_columns(self) -> bool:
+        """Whether pairs of programs have tiles beside each other, and share `a`."""
+        return (self.right_parts if self.is_swapped else self.left_parts) == 2
+
+    def mangle(self) -> str:
+        """Part of the names of functions that have it as a constant."""
+        return "_".join(str(value) for value in astuple(self))
