@@ -138,6 +138,8 @@ class Tuning:
         sizes: Limits of a key: largest number of entries, of those for all layouts, and smallest gain of a further one.
         config: Type of the configurations.
         is_supported: Whether a target has kernels for a shape.
+        facts: What predicted times are corrected by: (shape, configuration, programs on a multiprocessor, target). A named
+            tuple; None for an op whose times are not corrected.
         binary: Name of an entry's binary for a shape, among those whose resources may differ: (shape, configuration).
         keeps: Whether entries of the table stay, so that sizes which were not measured have one.
     """
@@ -150,6 +152,7 @@ class Tuning:
     is_common: Callable[[Any, Target], bool]
     sizes: Callable[[str], tuple[int, int, float]]
     config: type[Any]
+    facts: Callable[[Any, Config, int, Target], Any] | None = None
     is_supported: Callable[[Any, Target], bool] = lambda _shape, _target: True
     binary: Callable[[Any, Config], str] = lambda _shape, _config: ""
     keeps: bool = False

@@ -1,7 +1,7 @@
 """Fits a device's table to what `kernels.autotune.collect` measured. Needs NumPy and no device; imports no op by name.
 
 `python -m tilewire.kernels.autotune.fitting MEASURED.jsonl [MEASURED…] [--out TABLE.json] [--held-out 5] [--keep 4]
-[--only epilogue]`
+[--only epilogue] [--correct]`
 
 For each kind of products, a key of the table, costs of the model's terms are fitted first to all configurations
 together. Then they are fitted to each by itself, drawn to the common ones. Only the comparison of candidates for one
@@ -10,6 +10,9 @@ predicted best loses the least. With `--keep` the table's configurations stay, a
 costs are drawn to those of the table, so that few new measurements do. With `--only` they alone stay, and but for the terms
 named all their costs do, too: `--groups epilogues --only epilogue` fits what a bias and an activation cost, without the
 plain products' costs.
+
+What these sums leave unexplained is learned then: the section's correction (`boosting.py`). With `--correct` nothing else
+changes. Products of several devices can be learned from together.
 
 Sources: Levenberg–Marquardt least squares on logarithms with a Gaussian prior.
 """
@@ -24,16 +27,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tilewire.kernels.autotune.boosting import boost
 from tilewire.kernels.autotune.collect import entries_of, tuning_of
 from tilewire.kernels.autotune.workloads import parse_line
 from tilewire.kernels.op import Config, Shape, Tuning, config_from, geomean
 from tilewire.kernels.registry import kernel_op, tuned_ops
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.correction import NEAR, Correction, correction_of, factor
 from tilewire.kernels.selection.tables import table_for, write_atomically
 
 Array: TypeAlias = NDArray[np.float64]
@@ -52,6 +57,10 @@ _STEEPNESS = 6.0
 _PASSES, _STEPS = 4, 25
 # A configuration that was measured on fewer shapes is not kept.
 _MIN_SHAPES = 2
+# A section that fewer shapes were measured for is not corrected.
+_LEAST_CORRECTED = 30
+# Logarithms of times over predicted ones beyond these are not learned: times 0.6 and 2 times as long.
+_CLIPPED = (-0.5, 0.7)
 # Least cost that has a logarithm.
 _LEAST_COST = 1e-9
 
@@ -65,6 +74,7 @@ class Measured:
         us: Microseconds by configuration.
         programs_per_sm: Programs on one multiprocessor, by configuration.
         vendors: Microseconds of others, by name.
+        target: The device.
         is_held_out: Whether it judges the fit instead of being fitted to.
     """
 
@@ -72,6 +82,7 @@ class Measured:
     us: dict[Config, float]
     programs_per_sm: dict[Config, int]
     vendors: dict[str, float]
+    target: Target
     is_held_out: bool = False
 
     @property
@@ -92,7 +103,7 @@ def read(paths: Iterable[Path], held_out: int) -> tuple[Table, list[Measured]]:
     for path in paths:
         for entry in entries_of(path):
             if "device" in entry:
-                device = entry
+                device, target = entry, Target(**entry["target"])
             elif "line" in entry:
                 shape = parse_line(entry["line"])
                 if kernel_op(shape.op).tuning is None:
@@ -103,7 +114,7 @@ def read(paths: Iterable[Path], held_out: int) -> tuple[Table, list[Measured]]:
                 programs = {able[key]: entry["programs_per_sm"].get(key, 1) for key in able}
                 is_held_out = bool(held_out) and len(found) % held_out == held_out - 1
                 if us:
-                    found.append(Measured(shape, us, programs, entry["vendors"], is_held_out))
+                    found.append(Measured(shape, us, programs, entry["vendors"], target, is_held_out))
     return device, found
 
 
@@ -113,7 +124,6 @@ class Costs:
     Args:
         tuning: Tuning interface of the op.
         measured: Measurements of that key without the held-out shapes.
-        target: The device.
         known: Costs that configurations have already; of the terms that are not fitted they stay.
         only: Terms to fit; empty for all.
         kept: Terms whose costs are drawn to those that are known; the others are drawn to the common ones.
@@ -123,12 +133,11 @@ class Costs:
         self,
         tuning: Tuning,
         measured: Sequence[Measured],
-        target: Target,
         known: Mapping[Config, Sequence[float]],
         only: Sequence[str] = (),
         kept: Collection[str] = (),
     ) -> None:
-        self._tuning, self._target = tuning, target
+        self._tuning = tuning
         terms = tuning.model.terms
         self._free = np.array([not only or term.name in only for term in terms])
         rows = [(number, config, us, each) for number, each in enumerate(measured) for config, us in each.us.items()]
@@ -187,7 +196,7 @@ class Costs:
 
     def amounts(self, each: Measured, config: Config) -> tuple[float, ...]:
         """Of the model's terms."""
-        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, each.programs_per_sm[config], self._target)
+        found: tuple[float, ...] = self._tuning.amounts(each.shape, config, each.programs_per_sm[config], each.target)
         return found
 
     def predicted_us(self, each: Measured, config: Config) -> float:
@@ -232,17 +241,16 @@ class Choice:
         costs: Fitted.
         measured: Shapes.
         tuning: Tuning interface of the op.
-        target: The device.
     """
 
-    def __init__(self, costs: Costs, measured: Sequence[Measured], tuning: Tuning, target: Target) -> None:
+    def __init__(self, costs: Costs, measured: Sequence[Measured], tuning: Tuning) -> None:
         self.entries = [entry for entry, seen in costs.seen.items() if seen >= _MIN_SHAPES]
         number = {entry: index for index, entry in enumerate(self.entries)}
         count = len(self.entries)
         self.predicted = np.full((len(measured), count), np.inf)
         self.loss = np.full((len(measured), count), np.inf)
         # Where an entry must be built for all layouts to serve a shape.
-        self.is_rare = np.array([not tuning.is_common(each.shape, target) for each in measured])
+        self.is_rare = np.array([not tuning.is_common(each.shape, each.target) for each in measured])
         for row, each in enumerate(measured):
             for config, us in each.us.items():
                 column = number.get(tuning.entry_of(config))
@@ -335,8 +343,8 @@ def fit(
             continue
         learned = [each for each in found if not each.is_held_out]
         named = {name for each in (section, *section["tiles"]) for name in each.get("costs", {})}
-        costs = Costs(tuning, learned, target, known, only, named if more is not None and not only else ())
-        choice = Choice(costs, learned, tuning, target)
+        costs = Costs(tuning, learned, known, only, named if more is not None and not only else ())
+        choice = Choice(costs, learned, tuning)
         num_common, num_everywhere, least_gain = tuning.sizes(key)
         kept = old if more is not None or tuning.keeps else {}
         start = [
@@ -362,13 +370,92 @@ def fit(
             tiles = [tile | {"costs": tile.get("costs", {}) | fitted[entry]} for entry, tile in old.items()]
         common_costs = _named(costs.common, tuning) | _picked(section["costs"], costs.unmeasured)
         defaults = section["costs"] if only else common_costs
-        table.setdefault(op, {})[key] = {"costs": defaults, "tiles": tiles}
+        # Where times of epilogues alone were measured, what was learned from all stays.
+        kept_correction = _picked(section, ("correction",)) if only else {}
+        table.setdefault(op, {})[key] = {"costs": defaults, "tiles": tiles} | kept_correction
         judged = [each for each in found if each.is_held_out] or learned
-        judge = Choice(costs, judged, tuning, target)
+        judge = Choice(costs, judged, tuning)
         number = {entry: index for index, entry in enumerate(judge.entries)}
         places = [[number[choice.entries[index]] for index in indices] for indices in (common, everywhere)]
         _say_how_good(f"{op} {key}", learned, judged, judge, places, say)
-    return table
+    return table if only else table | correct(measured, table, say)
+
+
+def correct(measured: Sequence[Measured], table: Table, say: Callable[[str], None]) -> Table:
+    """The ops of `table` whose times are corrected, each section with a correction learned anew where it was measured."""
+    found = {
+        op: dict(table[op]) for (op, _), every in _by_key(measured) if tuning_of(every[0].shape).facts and op in table
+    }
+    for (op, key), every in _by_key(measured):
+        if key not in found.get(op, {}):
+            continue
+        tuning, section = tuning_of(every[0].shape), found[op][key]
+        costs = {
+            _entry_of(each, tuning): tuning.model.costs(each["costs"], section["costs"]) for each in section["tiles"]
+        }
+        launches = [_launches_of(each, costs, tuning) for each in every]
+        learned = [found for each, found in zip(every, launches, strict=True) if found and not each.is_held_out]
+        judged = [found for each, found in zip(every, launches, strict=True) if found and each.is_held_out] or learned
+        if len(learned) < _LEAST_CORRECTED:
+            continue
+        trees = boost(*_examples(learned))
+        names = list(learned[0][0].facts._fields)
+        section = found[op][key] = section | {"correction": {"facts": names, "trees": trees}}
+        before, after = (_lost(judged, trees) for trees in ((), correction_of(section, names)))
+        say(
+            f"{op} {key}: corrected by {len(learned)} shapes; {len(judged)} judged: the choice takes {before:.3f} "
+            f"of the fastest's time without, {after:.3f} with it"
+        )
+    return found
+
+
+class _Launch(NamedTuple):
+    """A launch that was measured: its microseconds, those that its terms predict, and its facts."""
+
+    us: float
+    predicted_us: float
+    facts: Any
+
+
+def _launches_of(each: Measured, costs: Mapping[Config, Sequence[float]], tuning: Tuning) -> list[_Launch]:
+    """Those of a shape that are corrected, if there are two or more."""
+    assert tuning.facts is not None, "This is a bug."
+    found = []
+    for config, us in each.us.items():
+        entry_costs = costs.get(tuning.entry_of(config))
+        if entry_costs is not None:
+            launch = (each.shape, config, each.programs_per_sm[config], each.target)
+            predicted_us = tuning.model.us(tuple(entry_costs), tuning.amounts(*launch))
+            found.append(_Launch(us, predicted_us, tuning.facts(*launch)))
+    least_us = min((launch.predicted_us for launch in found), default=0.0)
+    near = [launch for launch in found if launch.predicted_us <= NEAR * least_us]
+    return near if len(near) > 1 else []
+
+
+def _examples(learned: Sequence[Sequence[_Launch]]) -> tuple[Array, Array, Array]:
+    """Facts, logarithms of the times over the predicted ones, and weights. Only what differs within a shape counts."""
+    facts: list[Any] = []
+    wanted: list[float] = []
+    weights: list[float] = []
+    for launches in learned:
+        us, predicted_us = (np.array([launch[place] for launch in launches]) for place in range(2))
+        excess = us / us.min() - 1
+        weight = 1 / (1 + _STEEPNESS * excess)
+        ratio = np.log(us / predicted_us)
+        ratio -= (ratio @ weight) / weight.sum()
+        facts += [launch.facts for launch in launches]
+        wanted += list(np.clip(ratio, *_CLIPPED))
+        weights += list(weight)
+    return np.array(facts, dtype=float), np.array(wanted), np.array(weights)
+
+
+def _lost(judged: Sequence[Sequence[_Launch]], trees: Correction) -> float:
+    """How many times the fastest's time the choice takes, by geomean."""
+    found = []
+    for launches in judged:
+        chosen = min(launches, key=lambda launch: launch.predicted_us * factor(trees, launch.facts))
+        found.append(chosen.us / min(launch.us for launch in launches))
+    return geomean(found)
 
 
 def _say_how_good(
@@ -430,11 +517,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", default=(), help="fit the costs of these terms alone; nothing else changes"
     )
+    parser.add_argument(
+        "--correct", action="store_true", help="learn corrections of the table's times; nothing else changes"
+    )
     arguments = parser.parse_args(argv)
     device, measured = read(arguments.measured, arguments.held_out)
     target = Target(**device["target"])
-    more = 0 if arguments.only else arguments.keep
-    table = fit(measured, target, print, more, arguments.only)
+    if arguments.correct:
+        table = correct(measured, table_for(target), print)
+    else:
+        more = 0 if arguments.only else arguments.keep
+        table = fit(measured, target, print, more, arguments.only)
     if arguments.out:
         whole = json.loads(arguments.out.read_text()) if arguments.out.is_file() else dict(table_for(target))
         write_atomically(
@@ -447,12 +540,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def as_text(table: Table) -> str:
-    """JSON with one configuration a line, so that changes can be read."""
+    """JSON with one configuration or tree a line, so that changes can be read."""
     text = json.dumps(table, indent=1)
     lines: list[str] = []
     for line in text.splitlines():
         depth = len(line) - len(line.lstrip())
-        if depth > 4 and lines:
+        if depth > 4 and lines and not (depth == 5 and line.strip() == "["):
             lines[-1] += ("" if lines[-1].endswith("{") else " ") + line.strip()
         elif depth == 4 and line.strip().startswith("}") and lines:
             lines[-1] += line.strip()

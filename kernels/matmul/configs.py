@@ -27,8 +27,10 @@ OUT_DTYPES = {
 BOX_KERNELS = frozenset({"tma", "wgmma"})
 # Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies, and its warps.
 CONSUMER_ROWS, CONSUMER_WARPS = 64, 4
-# Shared memory of the kernel for Hopper beside operands and sums.
-_BARRIER_BYTES = 2048
+# Shared memory of the kernel for Hopper beside operands and sums, and what the device keeps of it for each program.
+_BARRIER_BYTES, _KEPT_BYTES = 2048, 1024
+# Most programs of it on a multiprocessor, by consumers of a program: with more, a thread has too few registers.
+_MOST_PROGRAMS = {1: 3, 2: 2, 3: 1}
 # Rows of the right operand that one box takes, unless a larger power of two.
 _LARGEST_BOX = 128
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
@@ -155,7 +157,7 @@ class Config:
         split_k: programs that share a tile; those of `wgmma` are a cluster.
         num_warps: warps of one program; of `wgmma`, those that multiply, four for each 64 rows or (swapped) columns.
         num_stages: steps of operands in flight.
-        is_persistent: as many programs as multiprocessors, each taking tile after tile (`tma`; always `wgmma`, unless split).
+        is_persistent: as many programs as run at a time, each taking tile after tile (`tma`; always `wgmma`, unless split).
         is_swapped: compute transposed tiles (`tma`, `wgmma`).
         halves: parts in which a tile is stored (`tma`, `wgmma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
@@ -216,21 +218,45 @@ def is_narrow(config: Config) -> bool:
     return config.kernel == "wgmma" and any(place_of(rows) != rows for rows in boxes_of(right_of(config)))
 
 
+def programs_on(config: Config, item_bytes: int, out_bytes: int, shared_bytes: int) -> int:
+    """Programs of the kernel for Hopper that share a multiprocessor: as many as its shared memory has room for, up to three.
+
+    Args:
+        config: Configuration.
+        item_bytes: Bytes of an input's element.
+        out_bytes: Bytes of an output's element.
+        shared_bytes: What a program may have if it is alone.
+    """
+    main, tail = map(place_of, boxes_of(right_of(config)))
+    rows = CONSUMER_ROWS * config.num_warps // CONSUMER_WARPS
+    loaded = config.num_stages * (rows + main + tail) * config.block_k * item_bytes
+    # A tail may be stored from a place of its own.
+    needed = _BARRIER_BYTES + loaded + rows * (main // config.halves + tail) * out_bytes
+    most = _MOST_PROGRAMS[config.num_warps // CONSUMER_WARPS]
+    return next(count for count in range(most, 0, -1) if count == 1 or needed <= _part_of(shared_bytes, count))
+
+
+def _part_of(shared_bytes: int, programs: int) -> int:
+    """What each of so many programs on a multiprocessor may have of its shared memory."""
+    return (shared_bytes + _KEPT_BYTES) // programs - _KEPT_BYTES
+
+
 def stages_beside(config: Config, item_bytes: int, out_bytes: int, splits: int, shared_bytes: int) -> int:
     """Steps of operands of the kernel for Hopper that fit beside the sums of so many programs but one.
+
+    As many programs run on a multiprocessor as if K were not shared.
 
     Args:
         config: Configuration, without a second box.
         item_bytes: Bytes of an input's element.
         out_bytes: Bytes of an output's element.
         splits: Programs that share a tile.
-        shared_bytes: What a program may have.
+        shared_bytes: What a program may have if it is alone.
     """
     rows, columns = CONSUMER_ROWS * config.num_warps // CONSUMER_WARPS, place_of(right_of(config))
     kept = rows * columns * (4 * (splits - 1) + out_bytes // config.halves)
-    return min(
-        config.num_stages, (shared_bytes - _BARRIER_BYTES - kept) // ((rows + columns) * config.block_k * item_bytes)
-    )
+    room = _part_of(shared_bytes, programs_on(config, item_bytes, out_bytes, shared_bytes)) - _BARRIER_BYTES - kept
+    return min(config.num_stages, room // ((rows + columns) * config.block_k * item_bytes))
 
 
 def has_vendor(problem: Problem, *, is_plain: bool) -> bool:

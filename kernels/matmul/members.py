@@ -27,12 +27,15 @@ from tilewire.kernels.matmul.configs import (
     is_read_in_pieces,
     place_of,
     precisions_of,
+    programs_on,
     resolve_precision,
     right_of,
     stages_beside,
 )
+from tilewire.kernels.matmul.facts import Facts
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.correction import correction_of
 from tilewire.kernels.selection.cost_model import Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for
 
@@ -46,12 +49,14 @@ MAX_VECTOR_ROWS = 4
 SCALAR = " scalar"
 # How many programs may share a tile.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-# For the kernel for Hopper, where they are a cluster: how many, and the share of the multiprocessors that such clusters find
-# room on at once. A cluster lies within a group of multiprocessors, and those that are over stay idle: 39 clusters of three
-# had room on 132. One more takes as long as all before.
+# For the kernel for Hopper, where they are a cluster: how many, and the share of all places for programs that such clusters
+# find at once. A cluster lies within a group of multiprocessors, and those that are over stay idle: 39 clusters of three had
+# room on 132 multiprocessors. One more takes as long as all before.
 CLUSTERS = {2: 1.0, 3: 0.88}
 # Most sums of a tile that programs of a cluster share, and fewest steps of operands that must fit beside those.
 MAX_CLUSTER_SUMS, _MIN_STAGES = 96 * 64, 4
+# Bytes of a row of a box that lie in one column of shared memory.
+_COLUMN_BYTES = 128
 # Scratch memory is kept, so larger operands are read where they are.
 MAX_COPIED_BYTES = 1 << 30
 # More programs than this many times the multiprocessors gain nothing from another split of K.
@@ -125,7 +130,9 @@ def tiles_of(target: Target) -> dict[str, tuple[Tile, ...]]:
         listed += [
             replace(each.tile, config=replace(each.tile.config, split_k=1)) for each in by_hand if each.key == key
         ]
-        found[key] = tuple({tile.config: tile for tile in reversed(listed)}.values())[::-1]
+        correction = correction_of(section, Facts._fields)
+        by_config = {tile.config: replace(tile, correction=correction) for tile in reversed(listed)}
+        found[key] = tuple(by_config.values())[::-1]
     return found
 
 
@@ -262,13 +269,18 @@ def fits_boxes(problem: Problem, config: Config) -> bool:
 
 
 def _has_halves(problem: Problem, config: Config) -> bool:
-    """Whether pairs of programs can load half a box each of the operand that they share."""
+    """Whether pairs of programs can load half a box each of the operand that they share.
+
+    A box of more than 128 bytes is in several columns of shared memory, and its halves do not follow one another.
+    """
     rows, major = (config.block_m, problem.a_major) if config.shares == "a" else (config.block_n, problem.b_major)
-    is_left = (config.shares == "b") == config.is_swapped
-    if problem.batch > 1:
+    if (config.shares == "b") == config.is_swapped:
+        # The left operand has a box for each consumer.
+        rows = CONSUMER_ROWS
+    elif place_of(rows) != rows or rows > 2 * CONSUMER_ROWS:
         return False
-    # A left operand has boxes of 64 rows. Longer ones that do not lie along K are in several columns of shared memory.
-    return is_left or (place_of(rows) == rows and rows <= (2 * CONSUMER_ROWS if major == "k" else CONSUMER_ROWS))
+    length = config.block_k if major == "k" else rows
+    return problem.batch == 1 and length * ITEM_BYTES[problem.dtype] <= _COLUMN_BYTES
 
 
 def has_fma(problem: Problem, target: Target) -> bool:
@@ -404,6 +416,11 @@ def can_split(config: Config) -> bool:
     return not (is_large or config.is_persistent)
 
 
+def _programs_on(problem: Problem, config: Config, target: Target) -> int:
+    """Programs of the kernel for Hopper on a multiprocessor at a time."""
+    return programs_on(config, ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype], target.shared_bytes)
+
+
 def fits_inbox(problem: Problem, config: Config, target: Target) -> bool:
     """Whether a cluster of the kernel for Hopper has room for the sums that its first program gets."""
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
@@ -412,9 +429,8 @@ def fits_inbox(problem: Problem, config: Config, target: Target) -> bool:
 
 
 def shares_k(problem: Problem, config: Config) -> bool:
-    """Whether several programs may share a tile of `problem`. The kernel for Hopper gains nothing by it for float8."""
-    is_meant = config.kernel != "wgmma" or (problem.batch == 1 and arithmetic_of(problem) == "half")
-    return is_meant and can_split(config)
+    """Whether several programs may share a tile of `problem`."""
+    return (config.kernel != "wgmma" or problem.batch == 1) and can_split(config)
 
 
 def arithmetic_of(problem: Problem) -> str:
@@ -434,7 +450,8 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         if is_too_fine or not shares_k(problem, config):
             return False
         if config.kernel == "wgmma":
-            room = CLUSTERS.get(config.split_k, 0.0) * target.num_sms
+            places = target.num_sms * _programs_on(problem, config, target)
+            room = CLUSTERS.get(config.split_k, 0.0) * places
             if tiles * config.split_k > room or not fits_inbox(problem, config, target):
                 return False
     if config.is_copied and not can_copy(problem, config.kernel):

@@ -1,8 +1,9 @@
 """Choosing a product's configuration: the member of the catalogue with the least predicted time. Pure: no torch, no Triton.
 
 Every tile that has a binary for the product is a candidate, at every sensible split of K. `amounts_of` says how much of each
-term of the model (`members.MODEL`) a candidate has; the device's table says what the terms cost. A choice that was
-learned while serving wins over all predictions, a hand-written override of the table over both. `explain` prints why.
+term of the model (`members.MODEL`) a candidate has; the device's table says what the terms cost, and how the times of those
+that are near the fastest are corrected by `facts_of` their launches. A choice that was learned while serving wins over all
+predictions, a hand-written override of the table over both. `explain` prints why.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import replace
 from typing import cast
 
 from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands, is_read_in_pieces
+from tilewire.kernels.matmul.facts import facts_of
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
@@ -40,6 +42,7 @@ from tilewire.kernels.matmul.members import (
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.layouts import LINE_BYTES
 from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.selection.correction import NEAR, factor
 from tilewire.kernels.selection.cost_model import Amounts, Tile
 from tilewire.kernels.selection.learned import Product, learned_for
 from tilewire.kernels.selection.tables import table_name
@@ -73,7 +76,7 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
         return cast(Config, config)
     if target.backend == "interpreter":
         return _select_interpreted(problem)
-    found = min(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0], default=None)
+    found = min(_predictions(problem, target, is_plain=is_plain), key=_us_of, default=None)
     if found is None:
         raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
     return found[1]
@@ -81,8 +84,8 @@ def select(problem: Problem, target: Target, *, is_plain: bool = True) -> Config
 
 def ranked(problem: Problem, target: Target, *, is_plain: bool = True) -> list[tuple[float, Config]]:
     """Every member of the catalogue that computes `problem`, with its predicted microseconds, fastest first."""
-    found = ((us, config) for us, config, _ in _predictions(problem, target, is_plain=is_plain))
-    return sorted(found, key=lambda each: each[0])
+    found = sorted(_predictions(problem, target, is_plain=is_plain), key=_us_of)
+    return [(us, config) for us, config, _ in found]
 
 
 def among_rows(problem: Problem) -> Problem:
@@ -119,19 +122,22 @@ def select_invariant(problem: Problem, target: Target) -> Config:
     ]
     if not able:
         raise ValueError(f"a: {problem.dtype} is not multiplied by {target.name}")
-    return min(able, key=lambda found: found[0])[1]
+    return min(able, key=_us_of)[1]
 
 
 def explain(problem: Problem, target: Target, *, is_plain: bool = True) -> str:
     """One line: what `select` gives `problem`, the terms of its predicted time, and what came next."""
     chosen = select(problem, target, is_plain=is_plain)
     head = f"{problem.dtype} {problem.m}x{problem.n}x{problem.k} by table {table_name(target)}: {described(chosen)}"
-    found = sorted(_predictions(problem, target, is_plain=is_plain), key=lambda each: each[0])
+    found = sorted(_predictions(problem, target, is_plain=is_plain), key=_us_of)
     by_config = {config: (us, tile) for us, config, tile in found}
     if _override(problem, target, is_plain=is_plain) is not None:
         return f"{head}, an override of the table; predicted best: {described(found[0][1])}"
     us, tile = by_config[chosen]
-    terms = MODEL.explained(tile.costs, amounts_of(problem, chosen, tile.occupancy, target, is_plain=is_plain))
+    amounts = amounts_of(problem, chosen, tile.occupancy, target, is_plain=is_plain)
+    terms = MODEL.explained(tile.costs, amounts)
+    if tile.correction:
+        terms += f", times {us / MODEL.us(tile.costs, amounts):.2f}"
     other = next((each for each in found if whole_of(each[1]) != whole_of(chosen)), None)
     after = f"; next {described(other[1])} {other[0]:.1f} µs" if other else ""
     return (
@@ -247,8 +253,25 @@ def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | N
     return None
 
 
-def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
-    """Every candidate with its predicted microseconds; splits of a tile only while more of them help."""
+def _us_of(prediction: tuple[float, Config, Tile]) -> float:
+    return prediction[0]
+
+
+def _predictions(problem: Problem, target: Target, *, is_plain: bool) -> list[tuple[float, Config, Tile]]:
+    """Every candidate with its predicted microseconds."""
+    found = list(_uncorrected(problem, target, is_plain=is_plain))
+    most_us = NEAR * min(map(_us_of, found), default=0.0)
+
+    def corrected(us: float, config: Config, tile: Tile) -> float:
+        if us > most_us or not tile.correction:
+            return us
+        return us * factor(tile.correction, facts_of(problem, config, tile.occupancy, target, is_plain=is_plain))
+
+    return [(corrected(*each), *each[1:]) for each in found]
+
+
+def _uncorrected(problem: Problem, target: Target, *, is_plain: bool) -> Iterator[tuple[float, Config, Tile]]:
+    """Every candidate with the sum of its terms; splits of a tile only while more of them help."""
     for configs in _able(_representative(problem), is_plain, target):
         best_us = math.inf
         for config, tile in configs:

@@ -24,6 +24,7 @@ from tilewire.kernels.matmul.configs import (
     is_read_in_pieces,
     place_of,
 )
+from tilewire.kernels.matmul.facts import facts_of
 from tilewire.kernels.matmul.members import (
     MODEL,
     SCALAR,
@@ -305,6 +306,7 @@ TUNING = Tuning(
     space=space,
     model=MODEL,
     amounts=lambda shape, *launch: amounts_of(shape.problem, *launch, is_plain=shape.is_plain),
+    facts=lambda shape, *launch: facts_of(shape.problem, *launch, is_plain=shape.is_plain),
     key=key_of,
     entry_of=whole_of,
     is_common=_is_common,

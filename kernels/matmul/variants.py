@@ -15,13 +15,14 @@ from tilewire.kernels.matmul.configs import (
     Specialization,
     boxes_of,
     place_of,
+    programs_on,
     resolve_precision,
     right_of,
     stages_beside,
 )
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.form import Form
-from tilewire.kernels.matmul.hopper.kernel import matmul_wgmma_kernel
+from tilewire.kernels.matmul.hopper.kernel import LOADER_REGISTERS, matmul_wgmma_kernel
 from tilewire.kernels.matmul.hopper.stages import CHANGES
 from tilewire.kernels.matmul.kernel import matmul_kernel, matmul_tma_kernel, matmul_vector_kernel
 from tilewire.kernels.runtime.binaries import binary
@@ -29,8 +30,8 @@ from tilewire.kernels.runtime.kinds import ITEM_BYTES, descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
 
-# Registers of a consumer's threads in the kernel for Hopper by the number of consumers.
-_CONSUMER_REGISTERS = {1: 240, 2: 240, 3: 160}
+# Registers of a multiprocessor. Each group of four warps has its own; the warp that loads is in a group of four.
+_SM_REGISTERS, _GROUP_THREADS = 1 << 16, 128
 
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}
 
@@ -126,9 +127,13 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     constants: dict[str, Any] = dict.fromkeys(absent | {"out_ptr"} if is_boxed else absent)
     consumers = config.num_warps // CONSUMER_WARPS
     stages = config.num_stages
+    item_bytes, out_bytes = ITEM_BYTES[specialization.dtype], ITEM_BYTES[specialization.out_dtype]
     if specialization.splits > 1:
-        item_bytes, out_bytes = ITEM_BYTES[specialization.dtype], ITEM_BYTES[specialization.out_dtype]
         stages = stages_beside(config, item_bytes, out_bytes, specialization.splits, target.shared_bytes)
+    programs = programs_on(config, item_bytes, out_bytes, target.shared_bytes)
+    groups = consumers + 1
+    # Registers of a thread at the start; the warp that loads gives most of its own to the others.
+    at_start = _SM_REGISTERS // (programs * groups * _GROUP_THREADS) // 8 * 8
     form = Form(
         block_m=config.block_m,
         block_n=config.block_n,
@@ -141,7 +146,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         tail=place_of(tail),
         columns=main,
         tail_columns=tail,
-        registers=_CONSUMER_REGISTERS[consumers],
+        registers=(at_start * groups - LOADER_REGISTERS.value) // consumers // 8 * 8,
         out_type=_TYPES[specialization.out_dtype],
         stores_boxes=is_boxed,
         is_swapped=config.is_swapped,
@@ -157,7 +162,8 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     )
     # Warps that the kernel is written for; those of the other partitions come on top.
     one = replace(config, num_warps=CONSUMER_WARPS)
-    return _assemble(matmul_wgmma_kernel, types, constants | {"FORM": form}, specialization, one, target)
+    options = {"maxnreg": at_start} if programs > 1 else {}
+    return _assemble(matmul_wgmma_kernel, types, constants | {"FORM": form}, specialization, one, target, **options)
 
 
 def _boxed(dtype: str, box: tuple[int, ...]) -> str:
@@ -220,6 +226,7 @@ def _assemble(
     specialization: Specialization,
     config: Config,
     target: Target,
+    **options: Any,
 ) -> Variant:
     """The binary with what all kernels take alike."""
     types |= dict.fromkeys(("out_ptr", "bias_ptr"), "*i8") | dict.fromkeys(("a_scale_ptr", "b_scale_ptr"), "*fp32")
@@ -243,7 +250,7 @@ def _assemble(
         aligned += ["a_ptr", "b_ptr"]
     if in_pieces:
         aligned += ["out_ptr"]
-    options: dict[str, Any] = {"num_stages": config.num_stages}
+    options |= {"num_stages": config.num_stages}
     if config.waves_per_eu:
         options |= {"waves_per_eu": config.waves_per_eu, "matrix_instr_nonkdim": 16}
     return binary(kernel, types, constants, config.num_warps, target, tuple(aligned), **options)

@@ -2,15 +2,18 @@
 
 An op gives the amount of each term in a launch. It is the microseconds of its bytes or multiplications at the device's
 full rate, or a count of sequential steps. A table holds the cost of one unit of each term for each configuration: a
-factor for the former, microseconds for the latter. What one term hides of another is in the factors.
+factor for the former, microseconds for the latter. What one term hides of another is in the factors. What sums of terms
+cannot say is in a correction.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeAlias
+
+from tilewire.kernels.selection.correction import Correction
 
 Amounts: TypeAlias = tuple[float, ...]
 
@@ -66,6 +69,7 @@ class Tile:
         costs: Cost of each term of the op's model.
         occupancy: Programs that run on one multiprocessor at a time.
         occupancies: The same by name of binaries for which it differs.
+        correction: How its predicted times are corrected, as those of the whole section are.
         store: Store of a product that it is for; empty for each that its kernel has.
         all_layouts: Whether its binary is built for every layout, store and pair of types, not only for the most common.
     """
@@ -76,6 +80,7 @@ class Tile:
     store: str = ""
     all_layouts: bool = False
     occupancies: tuple[tuple[str, int], ...] = ()
+    correction: Correction = field(default=(), compare=False, repr=False)
 
     def in_binary(self, name: str) -> Tile:
         """The tile as the binary of this name has it."""

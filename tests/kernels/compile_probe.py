@@ -51,6 +51,8 @@ from tilewire.kernels.topk.configs import Problem as TopKProblem
 from tilewire.kernels.topk.configs import choose as choose_topk
 from tilewire.kernels.topk.op import built, select_variant
 
+# Of a multiprocessor: its registers, and what is kept of its shared memory for each program.
+REGISTERS, KEPT_BYTES = 1 << 16, 1024
 PATTERNS = {
     "wgmma": r"wgmma\.mma_async",
     "mma": r"mma\.sync",
@@ -204,6 +206,11 @@ def report(name, variant, target):
     lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted)}
     if form:
         more["waits"] = what_waits(text)
+        # Programs that run on a multiprocessor at a time, as the launch believes, by the registers they are given.
+        at_start = dict(variant.options).get("maxnreg")
+        threads = 32 * compiled.metadata.num_warps
+        more["programs_on"] = REGISTERS // (at_start * threads) if at_start else 1
+        more["room"] = (target.shared_bytes + KEPT_BYTES) // (shared + KEPT_BYTES)
         more["is_paired"], more["splits"], more["consumers"] = int(form.programs == 2), form.splits, form.consumers
         more["loads_for_pair"] = len(re.findall(r"multicast::cluster", text))
         more["told"] = len(re.findall(r"mapa\.shared::cluster", text))

@@ -123,6 +123,16 @@ def test_matrix_instructions_have_the_tiles_columns_and_stay_in_flight_by_the_ol
     check_products(probe("nvidia_h100", oldest_triton))
 
 
+def test_programs_fit_beside_those_that_share_their_multiprocessor():
+    hopper = [kernel for kernel in probe("nvidia_h100") if kernel["wanted_columns"]]
+    assert {kernel["programs_on"] for kernel in hopper} == {1, 2}
+    for kernel in hopper:
+        assert kernel["programs_on"] <= kernel["room"], kernel
+        # Registers of all of them are dealt out at the start.
+        if kernel["programs_on"] > 1:
+            assert kernel["registers"] <= 128, kernel
+
+
 def check_clusters(kernels):
     """Programs that load for each other are pairs, whose consumers tell both that a place is empty.
 

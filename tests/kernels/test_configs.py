@@ -19,6 +19,7 @@ from tilewire.kernels.matmul.configs import (
     boxes_of,
     is_narrow,
     place_of,
+    programs_on,
     resolve_precision,
     stages_beside,
 )
@@ -198,7 +199,7 @@ def test_programs_share_k_in_twos_and_threes_and_where_sums_of_a_tile_are_few():
     assert able == [1, 2, 3]
     assert shares_k(problem, SHARED)
     assert not shares_k(replace(problem, batch=2), SHARED)
-    assert not shares_k(replace(problem, dtype="float8_e4m3fn", b_major="k"), SHARED)
+    assert shares_k(replace(problem, dtype="float8_e4m3fn", b_major="k"), SHARED)
     # 128 × 64 sums.
     assert not shares_k(problem, replace(SHARED, block_m=128, num_warps=8))
 
@@ -210,6 +211,44 @@ def test_stages_make_room_for_the_sums_that_a_program_gets():
     # A box of 72 columns has a place for 128.
     narrow = replace(SHARED, block_m=72, is_swapped=True)
     assert stages_beside(narrow, 2, 2, 2, 227 << 10) == (227 * 1024 - 2048 - 64 * 128 * (4 + 2)) // ((64 + 128) * 128)
+
+
+def test_programs_run_beside_each_other_where_shared_memory_has_room_for_them():
+    shared_bytes = 227 << 10
+    # 64 × 64 operands of 16 bits take 16 KiB a stage, the output 8 KiB.
+    given = {count: programs_on(replace(SHARED, num_stages=count), 2, 2, shared_bytes) for count in (3, 4, 6, 7, 8)}
+    assert given == {3: 3, 4: 3, 6: 2, 7: 1, 8: 1}
+    # More consumers leave each thread too few registers.
+    double = replace(SHARED, block_m=128, num_warps=8, num_stages=3, halves=2)
+    assert programs_on(double, 2, 2, shared_bytes) == 2
+    assert programs_on(replace(double, num_stages=1), 2, 2, shared_bytes) == 2
+    assert programs_on(replace(double, block_m=192, num_warps=12, num_stages=1), 2, 2, shared_bytes) == 1
+    # A tail needs room, too.
+    tail = replace(SHARED, block_n=144, num_stages=2)
+    assert programs_on(tail, 2, 2, shared_bytes) == 3
+    assert programs_on(replace(tail, num_stages=4), 2, 2, shared_bytes) == 1
+
+
+def test_clusters_find_room_on_every_place_of_a_multiprocessor():
+    target = KNOWN["nvidia_h200"]
+    problem = Problem(64, 64 * 132, 8192, 1, "bfloat16", "bfloat16")
+    assert is_sensible(problem, replace(SHARED, num_stages=6, split_k=2), target)
+    assert not is_sensible(problem, replace(SHARED, num_stages=7, split_k=2), target)
+    assert not is_sensible(replace(problem, n=64 * 133), replace(SHARED, num_stages=6, split_k=2), target)
+
+
+@pytest.mark.parametrize(
+    ("shares", "is_swapped", "b_major"), [("a", True, "k"), ("b", True, "k"), ("b", False, "k"), ("b", True, "n")]
+)
+def test_halves_of_a_box_follow_one_another_where_its_rows_are_in_one_column_of_shared_memory(
+    shares, is_swapped, b_major
+):
+    problem = Problem(64, 4096, 4096, 1, "bfloat16", "bfloat16", b_major=b_major)
+    config = replace(SHARED, num_stages=4, is_swapped=is_swapped, shares=shares)
+    assert fits_boxes(problem, config)
+    # 128 elements of 16 bits are in two columns where rows lie along K.
+    is_along_k = shares == "a" or b_major == "k"
+    assert fits_boxes(problem, replace(config, block_k=128)) == (not is_along_k)
 
 
 def test_what_programs_of_a_cluster_share_passes_no_memory():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewire.kernels.matmul import MATMUL
-from tilewire.kernels.matmul.configs import Config, Problem, copied_operands
+from tilewire.kernels.matmul.configs import Config, Problem, copied_operands, programs_on
 from tilewire.kernels.matmul.members import MODEL, SPLITS, is_possible, specialization_of, tiles_of
 from tilewire.kernels.matmul.select import among_rows, amounts_of, explain, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
@@ -43,6 +43,14 @@ def test_every_entry_is_a_configuration_with_costs_of_known_terms(name):
     for tiles in tiles_of(KNOWN[name]).values():
         assert tiles
         assert all(len(tile.costs) == len(MODEL.terms) for tile in tiles)
+
+
+def test_the_table_has_as_many_programs_of_the_kernel_for_hopper_on_a_multiprocessor_as_are_launched():
+    for key, tiles in tiles_of(H200).items():
+        item_bytes = 1 if key.startswith("float8") else 2
+        for tile in tiles:
+            if tile.config.kernel == "wgmma":
+                assert tile.occupancy == programs_on(tile.config, item_bytes, 2, H200.shared_bytes), tile.config
 
 
 @pytest.mark.parametrize(

@@ -516,8 +516,8 @@ def matmul_wgmma_kernel(
 ):
     """Products of 16-bit or float8 operands, which descriptors can describe.
 
-    Grid: (programs, splits of K). Each program takes every `programs`-th tile; without splits they are at most one for each
-    multiprocessor, with splits one for each tile. Programs that share the K of a tile are a cluster; see `share_sums`. One warp
+    Grid: (programs, splits of K). Each program takes every `programs`-th tile; without splits they are at most as many as run
+    at a time, with splits one for each tile. Programs that share the K of a tile are a cluster; see `share_sums`. One warp
     loads steps of K into a ring in shared memory, which goes on while a tile is stored. Each consumer multiplies 64 rows of the
     left operand. `tail_desc` and `out_tail_desc` describe the right operand and the output by boxes of the tail, and are None
     without one. Where rows of the output begin anywhere, it has `out_ptr` instead of descriptors, and strides in
