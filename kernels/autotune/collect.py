@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gzip
 import json
 import math
 import multiprocessing
@@ -257,10 +258,10 @@ def progress_of(path: Path) -> tuple[set[str], set[str]]:
 
 
 def entries_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that are whole."""
+    """The lines of a file that are whole. It may be compressed by gzip."""
     if not path.is_file():
         return
-    with path.open() as file:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         for text in file:
             try:
                 yield json.loads(text)

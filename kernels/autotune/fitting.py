@@ -391,11 +391,13 @@ def correct(measured: Sequence[Measured], table: Table, say: Callable[[str], Non
             continue
         tuning, section = tuning_of(every[0].shape), found[op][key]
         costs = {
-            _entry_of(each, tuning): tuning.model.costs(each["costs"], section["costs"]) for each in section["tiles"]
+            _entry_of(each, tuning): tuning.model.costs(each.get("costs", {}), section["costs"])
+            for each in section["tiles"]
         }
         launches = [_launches_of(each, costs, tuning) for each in every]
-        learned = [found for each, found in zip(every, launches, strict=True) if found and not each.is_held_out]
-        judged = [found for each, found in zip(every, launches, strict=True) if found and each.is_held_out] or learned
+        corrected = [(each, some) for each, some in zip(every, launches, strict=True) if some]
+        learned = [some for each, some in corrected if not each.is_held_out]
+        judged = [some for each, some in corrected if each.is_held_out] or learned
         if len(learned) < _LEAST_CORRECTED:
             continue
         trees = boost(*_examples(learned))

@@ -1,5 +1,6 @@
 """Corrections of predicted times: what is learned must be what was put in, and the choice must follow it."""
 
+import gzip
 import json
 import random
 import re
@@ -108,8 +109,10 @@ def test_the_choice_learns_what_takes_longer_than_its_terms(slow_twos):
     assert with_it < 1.01
 
 
-def test_few_products_correct_nothing(slow_twos):
-    chip, path = slow_twos
+def test_few_products_correct_nothing(slow_twos, tmp_path):
+    chip, plain = slow_twos
+    path = tmp_path / "measured.jsonl.gz"
+    path.write_bytes(gzip.compress(plain.read_bytes()))
     measured = read([path], 0)[1][:29]
     section = correct(measured, table_for(chip), print)["matmul"]["half"]
     assert "correction" not in section
