@@ -271,7 +271,7 @@ def fits_boxes(problem: Problem, config: Config) -> bool:
 def _has_halves(problem: Problem, config: Config) -> bool:
     """Whether pairs of programs can load half a box each of the operand that they share.
 
-    A box of more than 128 bytes is in several columns of shared memory, and its halves do not follow one another.
+    A box with rows of more than 128 bytes is in several columns of shared memory, and its halves do not follow one another.
     """
     rows, major = (config.block_m, problem.a_major) if config.shares == "a" else (config.block_n, problem.b_major)
     if (config.shares == "b") == config.is_swapped:
