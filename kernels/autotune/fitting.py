@@ -382,14 +382,13 @@ def fit(
 
 
 def correct(measured: Sequence[Measured], table: Table, say: Callable[[str], None]) -> Table:
-    """The ops of `table` whose times are corrected, each section with a correction learned anew where it was measured."""
-    found = {
-        op: dict(table[op]) for (op, _), every in _by_key(measured) if tuning_of(every[0].shape).facts and op in table
-    }
+    """The ops of `table` whose times are corrected, with corrections of the sections that were measured learned anew."""
+    found: Table = {}
     for (op, key), every in _by_key(measured):
-        if key not in found.get(op, {}):
+        tuning = tuning_of(every[0].shape)
+        if tuning.facts is None or key not in table.get(op, {}):
             continue
-        tuning, section = tuning_of(every[0].shape), found[op][key]
+        section = found.setdefault(op, dict(table[op]))[key]
         costs = {
             _entry_of(each, tuning): tuning.model.costs(each.get("costs", {}), section["costs"])
             for each in section["tiles"]

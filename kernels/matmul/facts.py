@@ -1,4 +1,4 @@
-"""Facts of a product's launch by which its predicted time is corrected. Pure: no torch, no Triton."""
+"""Counts of a product's launch, for the terms of its time, and facts to correct that by. Pure: no torch, no Triton."""
 
 from __future__ import annotations
 
@@ -10,8 +10,41 @@ from tilewire.kernels.runtime.targets import Target
 _KERNELS = ("tma", "wgmma", "pointer", "fma", "vector")
 
 
+class Counts(NamedTuple):
+    """Counts of one launch. A turn is one program of each multiprocessor; a wave, what the device runs at once.
+
+    Attributes:
+        rows: Rows of tiles.
+        columns: Columns of tiles.
+        programs: Programs.
+        steps: Steps of K of a program.
+        turns: Turns.
+        waves: Waves.
+    """
+
+    rows: int
+    columns: int
+    programs: int
+    steps: int
+    turns: int
+    waves: int
+
+
+def counts_of(problem: Problem, config: Config, occupancy: int, target: Target) -> Counts:
+    """The counts of a launch of `config` for `problem`, as its kernel reads it, with so many programs on a multiprocessor."""
+    programs = config.tiles(problem) * config.split_k
+    return Counts(
+        cdiv(problem.m, config.block_m),
+        cdiv(problem.n, config.block_n),
+        programs,
+        cdiv(cdiv(problem.k, config.block_k), config.split_k),
+        cdiv(programs, target.num_sms),
+        cdiv(programs, target.num_sms * occupancy),
+    )
+
+
 class Facts(NamedTuple):
-    """Facts of one launch. A turn is one program of each multiprocessor; a wave, what the device runs at once.
+    """Facts of one launch.
 
     Attributes:
         kernel: Its number.
@@ -81,9 +114,7 @@ def facts_of(problem: Problem, config: Config, occupancy: int, target: Target, *
         is_plain: Whether nothing follows the product.
     """
     read = as_read(problem, config)
-    rows, columns = cdiv(read.m, config.block_m), cdiv(read.n, config.block_n)
-    programs = config.tiles(read) * config.split_k
-    turns, waves = cdiv(programs, target.num_sms), cdiv(programs, target.num_sms * occupancy)
+    rows, columns, programs, steps, turns, waves = counts_of(read, config, occupancy, target)
     return Facts(
         kernel=_KERNELS.index(config.kernel),
         block_m=config.block_m,
@@ -102,7 +133,7 @@ def facts_of(problem: Problem, config: Config, occupancy: int, target: Target, *
         batch=read.batch,
         rows=rows,
         columns=columns,
-        steps=cdiv(cdiv(read.k, config.block_k), config.split_k),
+        steps=steps,
         full_rows=read.m / (rows * config.block_m),
         full_columns=read.n / (columns * config.block_n),
         turns=turns,

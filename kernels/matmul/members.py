@@ -416,8 +416,10 @@ def can_split(config: Config) -> bool:
     return not (is_large or config.is_persistent)
 
 
-def _programs_on(problem: Problem, config: Config, target: Target) -> int:
-    """Programs of the kernel for Hopper on a multiprocessor at a time."""
+def launched_on(problem: Problem, config: Config, target: Target) -> int:
+    """Programs for each multiprocessor that a grid has where they take tile after tile."""
+    if config.kernel != "wgmma":
+        return 1
     return programs_on(config, ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype], target.shared_bytes)
 
 
@@ -450,7 +452,7 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         if is_too_fine or not shares_k(problem, config):
             return False
         if config.kernel == "wgmma":
-            places = target.num_sms * _programs_on(problem, config, target)
+            places = target.num_sms * launched_on(problem, config, target)
             room = CLUSTERS.get(config.split_k, 0.0) * places
             if tiles * config.split_k > room or not fits_inbox(problem, config, target):
                 return False

@@ -20,9 +20,8 @@ from tilewire.kernels.matmul.configs import (
     as_read,
     cdiv,
     copied_operands,
-    programs_on,
 )
-from tilewire.kernels.matmul.members import specialization_of
+from tilewire.kernels.matmul.members import launched_on, specialization_of
 from tilewire.kernels.matmul.select import among_rows, select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
@@ -70,8 +69,7 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     values |= _runtime_args(view, problem, spec, specialization)
     tiles, is_split = config.tiles(problem), config.split_k > 1 and config.kernel != "wgmma"
     room = target.num_sms // 2 * 2 if config.shares else target.num_sms
-    if config.kernel == "wgmma":
-        room *= programs_on(config, ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype], target.shared_bytes)
+    room *= launched_on(problem, config, target)
     # A program of a cluster that shares K has one tile.
     programs = min(tiles, room) if config.is_persistent and config.split_k == 1 else tiles
     launch = Launch(build(specialization, config, target), (programs, config.split_k), values, device)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import cast
 
 from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands, is_read_in_pieces
-from tilewire.kernels.matmul.facts import facts_of
+from tilewire.kernels.matmul.facts import counts_of, facts_of
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
     INTERPRETED,
@@ -162,13 +162,8 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
     copied_bytes = 2 * problem.batch * item_bytes * _copied_elements(problem, config)
     problem = as_read(problem, config)
-    rows, columns = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_n)
-    tiles, splits = config.tiles(problem), config.split_k
-    programs = tiles * splits
-    steps = cdiv(cdiv(problem.k, config.block_k), splits)
-    # A turn is one program of each multiprocessor; a wave, what the device runs at once.
-    turns = cdiv(programs, target.num_sms)
-    waves = cdiv(programs, target.num_sms * occupancy)
+    rows, columns, programs, steps, turns, waves = counts_of(problem, config, occupancy, target)
+    splits = config.split_k
     tile = config.block_m * config.block_n
     sm_rate = target.sm_flops_per_us(arithmetic_of(problem))
     matrix_us = 0.0 if config.kernel == "vector" else turns * steps * 2 * tile * config.block_k / sm_rate

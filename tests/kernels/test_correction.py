@@ -109,10 +109,15 @@ def test_the_choice_learns_what_takes_longer_than_its_terms(slow_twos):
     assert with_it < 1.01
 
 
-def test_few_products_correct_nothing(slow_twos, tmp_path):
-    chip, plain = slow_twos
-    path = tmp_path / "measured.jsonl.gz"
-    path.write_bytes(gzip.compress(plain.read_bytes()))
+def test_measurements_may_be_compressed(slow_twos, tmp_path):
+    _, path = slow_twos
+    compressed = tmp_path / "measured.jsonl.gz"
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
+    assert read([compressed], 0) == read([path], 0)
+
+
+def test_few_products_correct_nothing(slow_twos):
+    chip, path = slow_twos
     measured = read([path], 0)[1][:29]
     section = correct(measured, table_for(chip), print)["matmul"]["half"]
     assert "correction" not in section

@@ -21,7 +21,7 @@ class Form:
         tail: The same of its second box; 0 for none.
         columns: Rows in the first box, and columns of sums that count.
         tail_columns: The same for the second box.
-        registers: Most registers of a consumer's thread.
+        registers: Registers of a thread of each consumer but the first, which has what is left.
         out_type: Type of the output.
         stores_boxes: Whether descriptors store the output. Else its rows begin anywhere.
         is_swapped: Whether `b` is the left operand.
