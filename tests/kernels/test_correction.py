@@ -82,7 +82,7 @@ def slow_twos(tmp_path_factory):
     install(chip.chip, table)
     generator = random.Random(9)
     lines: list[dict[str, Any]] = [{"device": {}, "target": asdict(chip)}]
-    for _ in range(60):
+    for _ in range(140):
         shape = MatmulShape(generator.randint(1, 64), 64 * generator.randint(8, 80), 64 * generator.randint(40, 160))
         us, programs = {}, {}
         for tile in tiles_of(chip)["half"]:
@@ -118,7 +118,7 @@ def test_measurements_may_be_compressed(slow_twos, tmp_path):
 
 def test_few_products_correct_nothing(slow_twos):
     chip, path = slow_twos
-    measured = read([path], 0)[1][:29]
+    measured = read([path], 0)[1][:99]
     section = correct(measured, table_for(chip), print)["matmul"]["half"]
     assert "correction" not in section
 
@@ -127,7 +127,7 @@ def test_a_corrected_table_is_written_and_read_back(slow_twos, tmp_path, capsys)
     chip, path = slow_twos
     out = tmp_path / "table.json"
     assert main([str(path), "--correct", "--out", str(out)]) == 0
-    assert "half: corrected by 48 shapes; 12 judged" in capsys.readouterr().out
+    assert "half: corrected by 112 shapes; 28 judged" in capsys.readouterr().out
     table = json.loads(out.read_text())
     assert as_text(table) == out.read_text()
     # A tree a line.
