@@ -98,3 +98,11 @@ def test_the_server_as_a_whole_tells_its_methods(raw: Callable[[], RawConnection
         assert answer.headers["allow"] == "DELETE, GET, HEAD, POST, PUT"
     connection.send(b"GET * HTTP/1.1\r\nhost: x\r\n\r\n")
     assert connection.answer().status == 400
+
+
+def test_an_older_client_is_not_told_to_send(raw: Callable[[], RawConnection]) -> None:
+    connection = raw()
+    body = b'{"x": [1, 1]}'
+    sent = head("POST", "/v1/softmax", content_length=str(len(body)), content_type="application/json", **WAITING)
+    connection.send(sent.replace(b"HTTP/1.1", b"HTTP/1.0", 1) + body)
+    assert connection.answer().status == 200

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tilewire.service.dtypes import DTYPES, dtype_named
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document, read_numbers
-from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
 from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.ops.op import TensorType
@@ -50,6 +50,7 @@ class Json(Codec):
             )
         document = parse_document(body, "JSON body").members
         document.pop(PROGRAM_KEY, None)
+        check_count(len(document) - ("dtype" in document), "JSON body")
         default = _dtype(document.pop("dtype", "float32"), "dtype")
         tensors: dict[str, Placed] = {}
         for name, value in document.items():

@@ -11,23 +11,23 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import npy_header, read_npy
-from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
 from tilewire.service.ops.op import TensorType
 
 MAGIC = b"PK\x03\x04"
-MAX_MEMBERS = 64
+# Longest read that `zipfile` is let: it looks for the end of the archive in that much, reads the directory at once, and makes
+# an object of each entry.
+MAX_READ_BYTES = 2**16 + 22
 _SUFFIX = ".npy"
 _IN_BYTES, _OUT_BYTES = 2**14, 2**18
 # Deflate cannot expand further than 1032:1; a declared size beyond that is a lie.
 _MAX_RATIO = 1032
 _ZIP64_FROM_BYTES = 0xFFFFFFFF
 _ZIP64_COUNT = 0xFFFF
-_MAX_TAIL_BYTES = 2**16 + 22
 _LOCAL_HEADER_BYTES = 30
 _LENGTHS_AT = 26
 # Bytes of a CRC that take as long as one of text.
@@ -110,19 +110,20 @@ class _View(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._data.nbytes}[whence]
         if base + offset < 0:
-            raise ValueError("before the begin of the archive")
+            raise OSError("before the begin of the archive")
         self._at = base + offset
         return self._at
 
-    def readinto(self, into: Any) -> int:  # a buffer, which has no name before Python 3.12
-        piece = self._data[self._at : self._at + len(into)]
-        into[: piece.nbytes] = piece
+    def read(self, size: int = -1) -> bytes:
+        piece = self._data[self._at :] if size < 0 else self._data[self._at : self._at + size]
+        if piece.nbytes > MAX_READ_BYTES:
+            raise InvalidRequest(f"npz: a zip directory of more than {MAX_READ_BYTES} bytes")
         self._at += piece.nbytes
-        return piece.nbytes
+        return bytes(piece)
 
 
 def _opened(body: memoryview) -> zipfile.ZipFile:
-    tail = bytes(body[-_MAX_TAIL_BYTES:])
+    tail = bytes(body[-MAX_READ_BYTES:])
     end = tail.rfind(b"PK\x05\x06")
     if end < 0 or end + 22 > len(tail):
         raise InvalidRequest("npz: no end of a zip directory; is the archive cut off?")
@@ -131,12 +132,9 @@ def _opened(body: memoryview) -> zipfile.ZipFile:
     disk, directory_disk, here, count = struct.unpack_from("<HHHH", tail, end + 4)
     if disk or directory_disk or here != count:
         raise InvalidRequest("npz: archives of several disks are not read")
-    # Before zipfile makes an object of each.
-    if MAX_MEMBERS < count < _ZIP64_COUNT:
-        raise InvalidRequest(f"npz: {count} members; at most {MAX_MEMBERS} are read")
     try:
         archive = zipfile.ZipFile(_View(body))
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, OSError) as error:
         raise InvalidRequest(f"npz: {str(error)[:128]}") from None
     if count not in (len(archive.infolist()), _ZIP64_COUNT):
         raise InvalidRequest(f"npz: the zip directory has {len(archive.infolist())} entries; its end says {count}")
@@ -146,8 +144,7 @@ def _opened(body: memoryview) -> zipfile.ZipFile:
 def _members(archive: zipfile.ZipFile, body: memoryview) -> list[tuple[zipfile.ZipInfo, int]]:
     """Every member and where its data begin, checked against all others."""
     members = archive.infolist()
-    if len(members) > MAX_MEMBERS:
-        raise InvalidRequest(f"npz: {len(members)} members; at most {MAX_MEMBERS} are read")
+    check_count(len(members), "npz")
     names = set()
     placed = []
     for member in members:

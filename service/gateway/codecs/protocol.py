@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from tilewire.service.dtypes import DTYPES
+from tilewire.service.errors import InvalidRequest
 from tilewire.service.ops.op import TensorType
 
 
@@ -44,6 +45,20 @@ class Room(Protocol):
             TooBusy: No room right now.
         """
         ...
+
+
+# Most tensors of a body: as many as a program has values. Each costs a slot, or an object, before its name is checked.
+MAX_TENSORS = 128
+
+
+def check_count(count: int, what: str) -> None:
+    """Refuses a body of more tensors than any op or program has inputs.
+
+    Raises:
+        InvalidRequest: More than `MAX_TENSORS`; the detail begins with `what`.
+    """
+    if count > MAX_TENSORS:
+        raise InvalidRequest(f"{what}: {count} tensors; at most {MAX_TENSORS} are read")
 
 
 class Codec(abc.ABC):

@@ -13,7 +13,7 @@ import msgspec
 
 from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.ops.op import TensorType
@@ -47,6 +47,10 @@ class Safetensors(Codec):
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
         return _take_metadata(parse_object(memoryview(_header_bytes(body)), "safetensors header"))
+
+    def work_bytes(self, body: memoryview) -> int:
+        """All of the header's text."""
+        return min(int.from_bytes(body[:PREFIX_BYTES], "little"), body.nbytes)
 
     def lead_bytes(self, body: memoryview) -> int | None:
         """Length of the prefix and the header."""
@@ -84,6 +88,7 @@ def _read_layout(text: bytes, payload_bytes: int) -> tuple[tuple[str, TensorType
         raise InvalidRequest("safetensors header: does not begin with '{'")
     header = parse_object(memoryview(text), "safetensors header")
     _take_metadata(header)
+    check_count(len(header), "safetensors header")
     tensors = {name: _read_entry(name, entry) for name, entry in header.items()}
     _check_cover(tensors, payload_bytes)
     return tuple((name, kind, begin) for name, (kind, begin, _) in tensors.items())

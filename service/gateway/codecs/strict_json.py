@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 
 from tilewire.service.errors import InvalidRequest
@@ -54,7 +55,10 @@ def _parse(data: bytes | memoryview, what: str, decoder: json.JSONDecoder) -> ob
     except RecursionError:
         raise InvalidRequest(f"{what}: nested too deeply") from None
     except ValueError as error:  # JSONDecodeError, our own, and CPython's bound on the digits of an integer
-        raise InvalidRequest(f"{what}: {str(error)[:200]}") from None
+        reason = str(error)[:200]
+        if "int_max_str_digits" in reason:
+            reason = f"holds an integer of more than {sys.get_int_max_str_digits()} digits"
+        raise InvalidRequest(f"{what}: {reason}") from None
 
 
 def refuse_overflow(data: bytes | memoryview, what: str) -> None:

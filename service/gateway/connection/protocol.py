@@ -212,7 +212,8 @@ class TilewireProtocol(HttpToolsProtocol):
         stream.is_head_only, stream.is_http11 = method == "HEAD", version == "1.1"
         # Bytes behind a CONNECT are for the host to which the client would be connected.
         stream.keep_alive = version != "1.0" and self.parser.inner.should_keep_alive() and method != "CONNECT"
-        stream.waiting_for_100_continue = self.expect_100_continue
+        # An older client would take the interim response for the answer (RFC 9110, section 10.1.1).
+        stream.waiting_for_100_continue = self.expect_100_continue and version != "1.0"
         start = self._prepare(stream, method, version)
         is_busy, self.cycle = self.is_busy, stream
         if is_busy:

@@ -469,7 +469,7 @@ def _give_up(engine: Engine, request_id: int, future: asyncio.Future[Reply], slo
     engine.cancel(request_id)
     slots.hold_until(future)
     future.add_done_callback(partial(_drop_late, engine))
-    return DeadlinePassed("deadline: it passed, and the engine has not answered")
+    return DeadlinePassed("deadline: it passed before there was a result; the request may be computed all the same")
 
 
 def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:

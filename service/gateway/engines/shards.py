@@ -241,7 +241,9 @@ class Shards:
             if not await have_ended(futures, deadline_ns):
                 cancel()
                 caller.slots.hold_until(asyncio.gather(*futures, return_exceptions=True))
-                raise error or DeadlinePassed("deadline: it passed, and an engine has not answered")
+                raise error or DeadlinePassed(
+                    "deadline: it passed before there was a result; the request may be computed all the same"
+                )
             replies = [_outcome(future) for future in futures]
         finally:
             client.unwatch()

@@ -32,6 +32,8 @@ READ_HEADERS = _FRAMING.union(
 # Longest head that is looked up, in bytes: each entry of the cache holds one.
 MAX_CACHED_BYTES = 2**12
 
+# No part of a value where it stands around one (RFC 9110, section 5.5).
+_SPACE = " \t"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _END = b"\r\n\r\n"
 _READ, _OWN = ({name.encode("ascii"): name for name in names} for names in (READ_HEADERS, OWN_HEADERS))
@@ -123,11 +125,11 @@ def read_head(
         name = _READ.get(raw_name)
         if name is None:
             if raw_name in _OWN:
-                own[_OWN[raw_name]] = raw_value.decode("latin-1")
+                own[_OWN[raw_name]] = raw_value.decode("latin-1").strip(_SPACE)
             continue
         if name in headers:
             repeated.add(name)
-        headers[name] = raw_value.decode("latin-1")
+        headers[name] = raw_value.decode("latin-1").strip(_SPACE)
     length = headers.get("content-length")
     coding = headers.get("transfer-encoding", "")
     head = Head(

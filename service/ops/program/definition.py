@@ -112,7 +112,9 @@ def check_program_name(name: str, taken: frozenset[str]) -> None:
         InvalidRequest: A name that is no program's.
     """
     if _PROGRAM_NAME.fullmatch(name) is None or name in {".", ".."}:
-        raise InvalidRequest(f"name: expected 1 to 255 characters of A-Z a-z 0-9 . _ -; got {name[:64]!r}")
+        raise InvalidRequest(
+            f"name: expected 1 to 255 characters of A-Z a-z 0-9 . _ -, and not . or .. alone; got {name[:64]!r}"
+        )
     if name in taken:
         raise InvalidRequest(f"name: {name!r} is not a program's to have; choose another")
 

@@ -13,6 +13,7 @@ from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom, decode
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, Json
+from tilewire.service.gateway.codecs.protocol import MAX_TENSORS
 from tilewire.service.ops.op import TensorType
 
 CODEC = Json()
@@ -141,3 +142,17 @@ def test_a_large_body_is_quick() -> None:
     began = time.process_time()
     assert decode(CODEC, body, limit=4 * 2**20)["a"].shape == (1000, 500)
     assert time.process_time() - began < 2
+
+
+def test_many_tensors_take_no_room() -> None:
+    text = json.dumps({f"t{index}": 1 for index in range(MAX_TENSORS + 1)} | {"dtype": "int8"}).encode()
+    room = ArenaRoom(text)
+    with pytest.raises(InvalidRequest, match=f"{MAX_TENSORS + 1} tensors; at most {MAX_TENSORS}"):
+        CODEC.decode(room.body, room.start, room)
+    assert not room.leased
+    assert len(decode(CODEC, json.dumps({f"t{index}": 1 for index in range(MAX_TENSORS)}).encode())) == MAX_TENSORS
+
+
+def test_a_long_integer_is_told_in_our_words() -> None:
+    with pytest.raises(InvalidRequest, match=r"holds an integer of more than \d+ digits"):
+        decode(CODEC, b'{"a": ' + b"9" * 10_000 + b"}")

@@ -17,7 +17,8 @@ from tests.support.tensor_bodies import Array
 from tests.unit.gateway.codecs.arena_room import ArenaRoom, decode
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError
 from tilewire.service.gateway.codecs import npz
-from tilewire.service.gateway.codecs.npz import MAX_MEMBERS, Npz
+from tilewire.service.gateway.codecs.npz import MAX_READ_BYTES, Npz
+from tilewire.service.gateway.codecs.protocol import MAX_TENSORS
 from tilewire.service.gateway.request.offload import OFFLOAD_BYTES
 from tilewire.service.ops.op import TensorType
 
@@ -186,7 +187,7 @@ BROKEN = {
     "backslashes": bytes(archive({"x\\..\\a.npy": ONE})),
     "rooted": bytes(archive({"/a.npy": ONE})),
     "same tensor": bytes(archive({"a.npy": ONE, "a": ONE})),
-    "many": bytes(archive({f"t{index}.npy": ONE for index in range(MAX_MEMBERS + 1)})),
+    "many": bytes(archive({f"t{index}.npy": ONE for index in range(MAX_TENSORS + 1)})),
     "lzma": bytes(archive({"a.npy": ONE}, zipfile.ZIP_LZMA)),
 }  # fmt: skip
 
@@ -195,6 +196,24 @@ BROKEN = {
 def test_archives_that_cannot_be_right(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         decode(CODEC, data)
+
+
+@pytest.mark.parametrize("is_counted", [False, True])
+def test_a_long_directory_is_not_read(is_counted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = CENTRAL + struct.pack("<HHHHHHIIIHHHHHII", 20, 20, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0) + b"a"
+    directory = entry * (MAX_READ_BYTES // len(entry) + 1)
+    counts = (4, 4) if is_counted else (0xFFFF, 0xFFFF)
+    data = LOCAL + directory + END + struct.pack("<HHHHIIH", 0, 0, *counts, len(directory), 4, 0)
+    entries: list[object] = []
+    monkeypatch.setattr(zipfile, "ZipInfo", lambda *_arguments: entries.append(None))
+    for use in (CODEC.work_bytes, lambda body: decode(CODEC, bytes(body))):
+        with pytest.raises(InvalidRequest, match="directory of more than"):
+            use(memoryview(data))
+    assert not entries
+
+
+def test_an_archive_without_members_has_no_tensors() -> None:
+    assert decode(CODEC, bytes(archive({}))) == {}
 
 
 def test_large_archives_are_work_for_a_thread() -> None:

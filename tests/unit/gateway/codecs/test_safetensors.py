@@ -11,7 +11,9 @@ import safetensors.numpy
 
 from tests.unit.gateway.codecs.arena_room import NUMPY, decode
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.protocol import MAX_TENSORS
 from tilewire.service.gateway.codecs.safetensors import MAX_HEADER_BYTES, Safetensors
+from tilewire.service.gateway.request.offload import OFFLOAD_BYTES
 from tilewire.service.ops.op import TensorType
 
 CODEC = Safetensors()
@@ -112,3 +114,14 @@ def test_a_length_beyond_the_body(length: int) -> None:
 def test_a_header_over_the_cap() -> None:
     with pytest.raises(InvalidRequest, match="at most"):
         decode(CODEC, body(b"{}" + b" " * MAX_HEADER_BYTES))
+
+
+def test_many_tensors_are_counted_before_they_are_read() -> None:
+    entries = {f"t{index}": None for index in range(MAX_TENSORS + 1)}
+    with pytest.raises(InvalidRequest, match=f"{MAX_TENSORS + 1} tensors; at most {MAX_TENSORS}"):
+        decode(CODEC, body(entries))
+
+
+def test_a_long_header_is_work_for_a_thread() -> None:
+    for nbytes, is_long in ((100, False), (OFFLOAD_BYTES + 1, True)):
+        assert (CODEC.work_bytes(memoryview(body(b"{}" + b" " * nbytes))) > OFFLOAD_BYTES) == is_long

@@ -77,3 +77,10 @@ def test_a_head_has_no_header_that_is_not_listed() -> None:
     assert found.headers == {"accept": "a/b"}
     assert found.repeated == {"accept"}
     assert own == {"traceparent": "t"}
+
+
+def test_space_around_a_value_is_no_part_of_it() -> None:
+    raw = [(b"x-timeout-ms", b" 5000\t"), (b"x-request-id", b"mine \t"), (b"if-match", b'"1" ')]
+    read, own = read_head("POST", "/v1/add", b"", raw)
+    assert read.headers == {"x-timeout-ms": "5000", "if-match": '"1"'}
+    assert own == {"x-request-id": "mine"}
