@@ -1,4 +1,4 @@
-# Tilewire in a container: one file for CUDA, for ROCm and for machines without a GPU. docs/operations.md has the command lines.
+# Tilewire in a container: one file for CUDA, for ROCm and for machines without a GPU. docs/operations/deployment.md has the command lines.
 #
 #   BASE_IMAGE   a Debian or Ubuntu with Python 3.11 or newer. torch comes from it where it has one (pytorch/pytorch, rocm/pytorch);
 #                where it has none, the CPU build is installed. Everything else is pinned by constraints/cpu.txt.
@@ -39,7 +39,7 @@ FROM base AS runtime
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Tilewire" \
-      org.opencontainers.image.description="GPU linear algebra over HTTP: matmul, softmax and add" \
+      org.opencontainers.image.description="GPU linear algebra over HTTP: products, softmax, exact search, reductions, and programs of them" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \

@@ -52,7 +52,7 @@ class CallOptions(TypedDict, total=False):
     """Options that every op takes.
 
     Attributes:
-        timeout_ms: Milliseconds after which the server no longer starts the request, retries included.
+        timeout_ms: Milliseconds after which a request without a result fails (504), retries included.
         request_id: Echoed in the answer and written to the server's log.
         if_match: Version, or several, of which each resident among the operands must have one; else `PreconditionFailed`.
     """

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tilewire._variables import KEY_VARIABLE, URL_VARIABLE
 from tilewire.service.cli import precompile as precompiling
 from tilewire.service.cli.launch import running_server
 from tilewire.service.cli.serve import EXIT_FAILED, EXIT_USAGE, PROBE_TIMEOUT_S, serve
@@ -46,8 +47,10 @@ BENCHMARKS = (
 @app.command()
 def demo(
     url: Annotated[
-        str | None, typer.Argument(help="A running server; without it, one that answers here or a fresh one.")
+        str | None,
+        typer.Argument(envvar=URL_VARIABLE, help="A running server; without it, one that answers here or a fresh one."),
     ] = None,
+    key: Annotated[str | None, typer.Option(envvar=KEY_VARIABLE, help="API key of the server.")] = None,
 ) -> None:
     """Upload a weight, post products in every format, check each against NumPy, print latencies and TFLOP/s."""
     # Imported here and not above: NumPy and the client would be a third of the time that `serve` takes to begin.
@@ -55,9 +58,9 @@ def demo(
     from tilewire.service.cli import demo as demonstration  # noqa: PLC0415
 
     settings = Settings()
-    url = url or f"http://{settings.host}:{settings.port}"
-    if tilewire.Client(url, timeout=PROBE_TIMEOUT_S).ready():
-        raise typer.Exit(demonstration.run(url))
+    here = f"http://{settings.host}:{settings.port}"
+    if url is not None or tilewire.Client(here, timeout=PROBE_TIMEOUT_S).ready():
+        raise typer.Exit(demonstration.run(url or here, key=key))
     typer.echo("no server answers there: starting one")
     with running_server() as fresh:
         status = demonstration.run(fresh)

@@ -53,15 +53,28 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
 
-def run(base_url: str, *, transport: httpx.BaseTransport | None = None, console: Console | None = None) -> int:
+def run(
+    base_url: str,
+    *,
+    key: str | None = None,
+    transport: httpx.BaseTransport | None = None,
+    console: Console | None = None,
+) -> int:
     """Puts a running server through every format, op and a choice of dtypes, and prints what came of it.
+
+    Args:
+        base_url: Address of the server.
+        key: API key.
+        transport: Transport of requests; None for the network.
+        console: Where to print.
 
     Returns:
         The exit status: 0 if every answer was right, 1 if not.
     """
     console = console or Console()
-    http = httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, transport=transport)
-    with http, tilewire.Client(base_url, timeout=_TIMEOUT_S, transport=transport) as client:
+    headers = {} if key is None else {"X-Api-Key": key}
+    http = httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, transport=transport, headers=headers)
+    with http, tilewire.Client(base_url, api_key=key, timeout=_TIMEOUT_S, transport=transport) as client:
         try:
             if not client.ready():
                 raise tilewire.Unavailable(

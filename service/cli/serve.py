@@ -92,6 +92,9 @@ def remedy_of(error: StartError, settings: Settings) -> str:
     cause = error.__cause__
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return ""
+    for flag, port in (("--metrics-port", settings.metrics_port), ("--grpc-port", settings.grpc_port)):
+        if port is not None and f"port {port}:" in str(error):
+            return f"; another program has it: choose another {flag}"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
     if is_tilewire(url):

@@ -257,6 +257,11 @@ class Settings(BaseSettings):
             raise ValueError("--tls-certificate and --tls-key go together")
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("--tls-client-ca needs --tls-certificate")
+        ports = {"--port": self.port, "--metrics-port": self.metrics_port, "--grpc-port": self.grpc_port}
+        for flag, port in ports.items():
+            other = next((one for one, taken in ports.items() if one != flag and taken == port), None)
+            if port and other is not None:
+                raise ValueError(f"{other}: {port} is {flag}, too; choose another")
         if self.kernels == "fastest" and not self.is_tuned_online:
             raise ValueError("--kernels fastest needs --online-tuning, whose races choose, and no --batch-invariant")
         return self

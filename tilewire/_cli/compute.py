@@ -16,6 +16,7 @@ from tilewire._cli.session import (
     OutOption,
     StoreOption,
     UrlOption,
+    check_destinations,
     connected,
     operand_of,
     reported,
@@ -46,6 +47,7 @@ def matmul(
 ) -> None:
     """Multiply two matrices: activation(A @ B + bias)."""
     with connected(url, key, is_json=is_json, cast=cast) as client:
+        check_destinations(out, store)
         operands = {"a": operand_of(a), "b": operand_of(b), "bias": None if bias is None else operand_of(bias)}
         options = {"activation": activation, "precision": precision, "out_dtype": out_dtype}
         flags = {name: True for name, is_set in (("transpose_a", transpose_a), ("transpose_b", transpose_b)) if is_set}
@@ -66,6 +68,7 @@ def softmax(
 ) -> None:
     """Compute softmax or log-softmax along one axis."""
     with connected(url, key, is_json=is_json, cast=cast) as client:
+        check_destinations(out, store)
         options = {"axis": axis, "log": log or None, "out_dtype": out_dtype}
         show(client.run("softmax", {"x": operand_of(x)}, store=store, **options), out, is_json=is_json)
 
@@ -84,6 +87,7 @@ def add(
 ) -> None:
     """Add two arrays, broadcasting as NumPy does."""
     with connected(url, key, is_json=is_json, cast=cast) as client:
+        check_destinations(out, store)
         # A whole number is one for arrays of integers, too.
         factor = int(alpha) if alpha is not None and alpha.is_integer() else alpha
         options = {"alpha": factor, "out_dtype": out_dtype}

@@ -62,6 +62,16 @@ def reported(*, is_json: bool = False) -> Iterator[None]:
         fail(str(error), EXIT_USAGE, is_json=is_json)
 
 
+def check_destinations(out: Path | None, store: str | None) -> None:
+    """Refuses two places for one result.
+
+    Raises:
+        ValueError: Both are given.
+    """
+    if out is not None and store is not None:
+        raise ValueError("--out and --store: give one; `tilewire get` writes what is stored to a file")
+
+
 def fail(message: str, exit_status: int, *, is_json: bool = False, **fields: object) -> None:
     """Prints an error and ends."""
     if is_json:
@@ -87,7 +97,13 @@ def operand_of(text: str) -> Any:
         return text
     path = Path(text)
     if path.suffix in (".npy", ".npz", ".safetensors"):
-        arrays = Source(path).arrays("tensor")
+        try:
+            arrays = Source(path).arrays("tensor")
+        except (ValueError, EOFError) as error:
+            # NumPy takes what begins otherwise for a pickle, and advises to trust it.
+            is_pickle = "pickle" in str(error) or "Python objects" in str(error)
+            reason = f"not a {path.suffix} file of numbers" if is_pickle else str(error) or "empty, or cut off"
+            raise ValueError(f"{text}: {reason.removeprefix(f'{text}: ')}") from error
         if len(arrays) != 1:
             raise ValueError(f"{text}: holds {len(arrays)} tensors; an operand is one")
         host = next(iter(arrays.values()))
@@ -134,6 +150,9 @@ def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
         OSError: It cannot be written.
         ValueError: A format that cannot carry them.
     """
+    foreign = [array.dtype.name for array in arrays.values() if array.dtype.kind == "V"]
+    if foreign and path.suffix in (".npy", ".npz"):
+        raise ValueError(f"{path}: {path.suffix} files carry no {foreign[0]}; write .safetensors")
     if path.suffix == ".npy" and len(arrays) == 1:
         np.save(path, next(iter(arrays.values())), allow_pickle=False)
     elif path.suffix == ".npz":

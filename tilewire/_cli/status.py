@@ -16,6 +16,7 @@ from tilewire._clients.client import Client
 from tilewire._transport import wire
 
 _FAILURES = ("4", "5")
+_NO_KEY = (401, 403)
 
 
 def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = False) -> None:
@@ -24,7 +25,10 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
         is_live = client.live()
         state: dict[str, Any] = {"url": url, "live": is_live, "ready": is_live and client.ready()}
         if is_live:
-            state["server"] = wire.json_of(wire.checked(client.exchange("GET", "/v2")))
+            answer = client.exchange("GET", "/v2")
+            # Without a key only what it runs on is missing.
+            if answer.status not in _NO_KEY:
+                state["server"] = wire.json_of(wire.checked(answer))
     if is_json:
         print_json(state)
     else:
@@ -106,12 +110,14 @@ def _tflops(change: Change, op: str) -> float | None:
 def _sentence(state: dict[str, Any]) -> str:
     if not state["live"]:
         return f"{state['url']}: no server answers"
-    server = state.get("server") or {}
+    server = state.get("server", {})
     engines = [
         f"{engine.get('device_name') or engine.get('device', '?')} ({engine.get('backend', '?')})"
         for engine in server.get("engines", [])
     ]
     word = "ready" if state["ready"] else "not ready yet"
+    if not server:
+        return f"{state['url']}: {word}"
     return (
         f"{state['url']}: {word}, {server.get('name', '?')} {server.get('version', '?')} on {', '.join(engines) or '?'}"
     )

@@ -186,6 +186,9 @@ def program(name: str) -> Request[Program]:
         # A description has the program itself under a key, beside what the server adds.
         if isinstance(document, dict) and isinstance(document.get("program"), dict):
             document = document["program"]
+        if isinstance(document, dict):
+            # A server may say more of it.
+            document = {name: document[name] for name in ("inputs", "steps", "outputs") if name in document}
         return Program.from_dict(document)
 
     return Request(_program_call("GET", name), parse)

@@ -73,6 +73,7 @@ class Program:
             ValueError: Not a program; the message names the field.
         """
         _check(isinstance(document, Mapping), "program: expected an object with inputs, steps and outputs")
+        _refuse_unknown("program", document, ("inputs", "steps", "outputs"))
         inputs, steps = document.get("inputs", {}), document.get("steps")
         _check(isinstance(inputs, Mapping), "inputs: expected an object, an input by name")
         _check(isinstance(steps, Sequence) and not isinstance(steps, str), "steps: expected a list")
@@ -110,14 +111,22 @@ def _spec_of(name: str, document: Any) -> InputSpec:
     _check(
         is_spec and isinstance(document.get("dtype"), str), f"inputs.{name}: expected an object with dtype and shape"
     )
+    _refuse_unknown(f"inputs.{name}", document, ("dtype", "shape"))
     return InputSpec(document["dtype"], tuple(document["shape"]))
 
 
 def _step_of(number: int, document: Any) -> Step:
     is_step = isinstance(document, Mapping) and isinstance(document.get("op"), str)
     _check(is_step, f"steps[{number}]: expected an object with op, inputs and as")
+    _refuse_unknown(f"steps[{number}]", document, ("op", "inputs", "options", "as"))
     outputs = _names(f"steps[{number}].as", document.get("as", ()))
     return Step(document["op"], dict(document.get("inputs", {})), outputs, dict(document.get("options", {})))
+
+
+def _refuse_unknown(place: str, document: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuses what the server would refuse: a misspelt field would be left out, and the result another one."""
+    for name in document:
+        _check(name in known, f"{place}: unknown field {name!r}; expected {', '.join(known)}")
 
 
 def _names(field_name: str, value: Any) -> tuple[str, ...]:

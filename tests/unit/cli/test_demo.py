@@ -11,10 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from tests.unit.client.speaking_server import OPS, SpeakingServer, problem
 from tests.unit.gateway.codecs.arena_room import NUMPY, decode
 from tilewire.service.cli import demo
+from tilewire.service.cli.app import app
 from tilewire.service.cli.demo_cases import worst_error
 from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
 from tilewire.service.ops.op import TensorType
@@ -153,3 +155,10 @@ def test_errors_are_measured_against_the_dtype() -> None:
     assert worst_error(one * (1 + 2**-9), one, "bfloat16") < 1
     assert worst_error(one * (1 + 2**-5), one, "bfloat16") > 1
     assert worst_error(one * np.nan, one, "bfloat16") == np.inf
+
+
+def test_a_server_that_was_named_is_not_replaced() -> None:
+    done = CliRunner().invoke(app, ["demo", "http://127.0.0.1:9"])
+    assert done.exit_code == 1
+    assert "http://127.0.0.1:9" in done.output
+    assert "starting one" not in done.output

@@ -78,6 +78,24 @@ def test_a_port_that_something_else_has() -> None:
         assert remedy_of(taken(port), Settings(port=port)) == "; another program has it: type --port 0 for a free port"
 
 
+def test_another_port_that_something_else_has() -> None:
+    with scripted(closes) as url:
+        port = int(url.rpartition(":")[2])
+        for settings, flag in (
+            (Settings(metrics_port=port), "--metrics-port"),
+            (Settings(grpc_port=port), "--grpc-port"),
+        ):
+            assert remedy_of(taken(port), settings) == f"; another program has it: choose another {flag}"
+
+
+def test_two_ports_cannot_be_one() -> None:
+    with pytest.raises(ValidationError, match="--grpc-port: 8000 is --port, too; choose another"):
+        Settings(port=8000, grpc_port=8000)
+    with pytest.raises(ValidationError, match="--grpc-port: 9000 is --metrics-port, too"):
+        Settings(metrics_port=9000, grpc_port=9000)
+    assert Settings(port=0, metrics_port=0).port == 0
+
+
 def test_other_errors_have_no_remedy() -> None:
     with pytest.raises(StartError) as raised:
         bind("192.0.2.1", 1)

@@ -53,6 +53,7 @@ class SpeakingServer:
         self.requests: list[httpx.Request] = []
         self.refusals: list[httpx.Response] = []
         self.is_ready_after = 0
+        self.needs_key = False
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
@@ -64,6 +65,8 @@ class SpeakingServer:
         if path.startswith("/v2/health/"):
             self.is_ready_after -= 1
             return httpx.Response(200 if self.is_ready_after < 0 else 503, json={})
+        if path == "/v2" and self.needs_key:
+            return problem(401, "key: send one")
         if path == "/v2":
             engine = {"device": "cpu", "device_name": "a processor", "backend": "cpu"}
             return httpx.Response(200, json={"name": "tilewire", "version": "0", "engines": [engine]})

@@ -105,6 +105,12 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
             2,
             "expected a file that ends in .npz, .safetensors, .json, .npy",
         ),
+        (("matmul", "[[1]]", "[[1]]", "-o", "x.npy", "--store", "y"), 2, "--out and --store: give one"),
+        (
+            ("matmul", "[[1]]", "[[1]]", "-o", "x.npy", "--out-dtype", "bfloat16"),
+            2,
+            "x.npy: .npy files carry no bfloat16",
+        ),
         (("matmul", "[[1]]", "[[1]]", "--out-dtype", "flaot"), 2, "no dtype that can be sent"),
         (("rm", "missing"), 1, "no tensor 'missing'"),
         (("get", "missing", "x.npy"), 1, "no tensor 'missing'"),
@@ -125,6 +131,25 @@ def test_errors_are_one_line(
         as_json = run(*arguments, "--json")
         assert as_json.exit_code == status
         assert message in json.loads(as_json.stdout)["error"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"", "a.npy: "), (b"text", "a.npy: not a .npy file of numbers"), (b"\x93NUMPY", "a.npy: ")]
+)
+def test_files_that_are_none(run: Run, tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(data)
+    done = run("matmul", path, "[[1]]")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "pickle" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_health_needs_no_key(run: Run, server: SpeakingServer, url: str) -> None:
+    server.needs_key = True
+    done = run("health")
+    assert (done.exit_code, done.output) == (0, f"{url}: ready\n")
 
 
 def test_health(run: Run, server: SpeakingServer, url: str) -> None:

@@ -154,6 +154,12 @@ def test_a_program_that_is_not_kept(client: Any, server: SpeakingServer) -> None
     ("change", "message"),
     [
         ({"steps": None}, "steps: expected a list"),
+        ({"output": "y"}, "program: unknown field 'output'; expected inputs, steps, outputs"),
+        (
+            {"steps": [{"op": "softmax", "inputs": {"x": "x"}, "option": {"log": True}, "as": "y"}]},
+            r"steps\[0\]: unknown field 'option'; expected op, inputs, options, as",
+        ),
+        ({"inputs": {"x": {"dtype": "float32", "shape": [1], "size": 1}}}, r"inputs\.x: unknown field 'size'"),
         ({"steps": [{"inputs": {}}]}, r"steps\[0\]: expected an object with op"),
         ({"inputs": []}, "inputs: expected an object"),
         ({"inputs": {"x": {"dtype": "float32"}}}, r"inputs\.x: expected an object with dtype and shape"),
