@@ -34,7 +34,10 @@ PREFIX = str(Settings.model_config["env_prefix"]).upper()
 
 
 def serve(**flags: object) -> None:
-    """Serve: gateways in front, one engine for each device behind. Every flag is also a TILEWIRE_… variable."""
+    """Serve: gateways in front, one engine for each device behind.
+
+    Every flag is also a variable: --max-body-bytes is TILEWIRE_MAX_BODY_BYTES. docs/configuration.md lists all.
+    """
     console = Console()
     given = {name: value for name, value in flags.items() if value is not None}
     try:

@@ -49,7 +49,7 @@ def explain(op: str, sizes: str, dtype: str, precision: str, device: str) -> int
     target = KNOWN[device] if device else current(0)
     names = {"matmul": ("m", "n", "k"), "softmax": ("rows", "n")}.get(op)
     if names is None:
-        return _refuse(f"explain: {op!r} has one configuration for each size: expected matmul or softmax", EXIT_USAGE)
+        return _refuse(f"explain: {op!r}: expected matmul or softmax; other ops choose by size alone", EXIT_USAGE)
     numbers = re.fullmatch("x".join([r"(\d+)"] * len(names)), sizes)
     if numbers is None:
         return _refuse(f"explain: expected {'x'.join(names).upper()}, got {sizes!r}", EXIT_USAGE)

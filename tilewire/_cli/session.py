@@ -58,6 +58,9 @@ def reported(*, is_json: bool = False) -> Iterator[None]:
         yield
     except TilewireError as error:
         fail(error.detail, EXIT_FAILED, is_json=is_json, status=error.status, request_id=error.request_id)
+    except BrokenPipeError:
+        # Who read the output has left: nobody is told.
+        raise
     except (TypeError, ValueError, OSError, ImportError) as error:
         fail(str(error), EXIT_USAGE, is_json=is_json)
 

@@ -79,6 +79,8 @@ def rm(
     with connected(url, key, is_json=is_json) as client:
         for name in names:
             client.delete(name)
+            if not is_json:
+                typer.echo(f"removed {name}")
         if is_json:
             print_json({"removed": names})
 

@@ -37,6 +37,8 @@ _SPACE = " \t"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _END = b"\r\n\r\n"
 _READ, _OWN = ({name.encode("ascii"): name for name in names} for names in (READ_HEADERS, OWN_HEADERS))
+# Of several lines with one of these names, each has a part of one list (RFC 9110, section 5.3).
+_LISTS = frozenset({"accept", "accept-encoding", "if-none-match"})
 # A line that nobody reads, and no parser takes for anything else (RFC 9110, section 5).
 _UNREAD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 # Values of `Connection` in a head that is cached; the last two come with an offer of HTTP/2, which is declined.
@@ -51,7 +53,7 @@ class Head(msgspec.Struct, frozen=True):
         method: Upper case.
         path: Unquoted.
         query: Query string as sent.
-        headers: Values by lower-case name; the last one of repeated headers.
+        headers: Values by lower-case name; the last one of repeated headers, but all of lists.
         repeated: Names of headers that came more than once.
         content_length: Declared length of the body; None when it is not declared.
         is_chunked: The body comes in chunks.
@@ -127,9 +129,11 @@ def read_head(
             if raw_name in _OWN:
                 own[_OWN[raw_name]] = raw_value.decode("latin-1").strip(_SPACE)
             continue
+        value = raw_value.decode("latin-1").strip(_SPACE)
         if name in headers:
             repeated.add(name)
-        headers[name] = raw_value.decode("latin-1").strip(_SPACE)
+            value = f"{headers[name]}, {value}" if name in _LISTS else value
+        headers[name] = value
     length = headers.get("content-length")
     coding = headers.get("transfer-encoding", "")
     head = Head(

@@ -79,6 +79,9 @@ def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     assert run("get", "weights/w", tmp_path / "back.safetensors").exit_code == 0
     np.testing.assert_array_equal(safetensors.numpy.load_file(tmp_path / "back.safetensors")["weights/w"], X)
     assert document(run("rm", "w", "y", "--json")) == {"removed": ["w", "y"]}
+    half = run("rm", "y2", "nothing")
+    assert (half.exit_code, half.stdout) == (1, "removed y2\n")
+    run("put", tmp_path / "w.npy", "y2")
     assert set(server.tensors) == {"weights/w", "y2"}
 
 
