@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import errno
 import inspect
 import os
 import urllib.request
@@ -23,7 +22,7 @@ from tilewire._version import __version__
 from tilewire.service.config import preflight
 from tilewire.service.config.preflight import PreflightError
 from tilewire.service.config.settings import Settings
-from tilewire.service.supervisor.listeners import StartError
+from tilewire.service.supervisor.listeners import PortTaken, StartError
 from tilewire.service.supervisor.processes import Supervisor
 from tilewire.service.telemetry import log
 
@@ -92,11 +91,10 @@ def unknown_variables(environment: Iterable[str]) -> list[tuple[str, str]]:
 
 def remedy_of(error: StartError, settings: Settings) -> str:
     """Says what to do about a port that is taken; nothing for other errors."""
-    cause = error.__cause__
-    if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
+    if not isinstance(error, PortTaken):
         return ""
     for flag, port in (("--metrics-port", settings.metrics_port), ("--grpc-port", settings.grpc_port)):
-        if port is not None and f"port {port}:" in str(error):
+        if error.port == port:
             return f"; another program has it: choose another {flag}"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"

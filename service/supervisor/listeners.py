@@ -20,7 +20,15 @@ class StartError(Exception):
 
 
 class PortTaken(StartError):
-    """Another process listens there."""
+    """Another process listens there.
+
+    Attributes:
+        port: Number of the port.
+    """
+
+    def __init__(self, message: str, port: int) -> None:
+        super().__init__(message)
+        self.port = port
 
 
 async def bind_first(host: str, port: int, logger: structlog.stdlib.BoundLogger) -> socket.socket:
@@ -63,8 +71,10 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        kind = PortTaken if error.errno == errno.EADDRINUSE else StartError
-        raise kind(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        message = f"cannot listen on {host} port {port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(message, port) from error
+        raise StartError(message) from error
     listener.setblocking(False)
     return listener
 

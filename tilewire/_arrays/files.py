@@ -15,6 +15,8 @@ import numpy as np
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 
 _FORMATS = ".npy, .npz, .safetensors"
+# First bytes of the files that NumPy reads.
+_MAGIC = {".npy": np.lib.format.MAGIC_PREFIX, ".npz": b"PK"}
 _CONTENT_TYPES = {".npy": "application/x-npy", ".safetensors": CONTENT_TYPE}
 
 
@@ -36,15 +38,23 @@ class Source:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: Not one of these formats.
+            ValueError: Not one of these formats; the message begins with the path.
         """
-        arrays = self._read()
+        try:
+            arrays = self._read()
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{self.path}: {error}") from error
         if len(arrays) == 1:
             return {name: next(iter(arrays.values()))}
         return {f"{name}/{inner}": array for inner, array in arrays.items()}
 
     def _read(self) -> dict[str, HostArray]:
         suffix = self.path.suffix
+        if suffix in _MAGIC:
+            with self.path.open("rb") as file:
+                # NumPy takes what begins otherwise for Python objects, and advises to trust it.
+                if not file.read(len(_MAGIC[suffix])) == _MAGIC[suffix]:
+                    raise ValueError(f"no {suffix} file: it begins otherwise, or is empty")
         if suffix == ".npy":
             return {"tensor": HostArray.of(np.load(self.path, mmap_mode="r", allow_pickle=False))}
         if suffix == ".npz":
@@ -53,7 +63,7 @@ class Source:
         if suffix == ".safetensors":
             with self.path.open("rb") as file:
                 return from_safetensors(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-        raise ValueError(f"{self.path}: expected a file that ends in {_FORMATS}")
+        raise ValueError(f"expected a file that ends in {_FORMATS}")
 
 
 class CannotWriteError(Exception):

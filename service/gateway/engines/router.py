@@ -25,7 +25,7 @@ from tilewire.service.gateway.engines.caller import Caller, Slots
 from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.locator import MAX_SEARCHES, Locator, starting
-from tilewire.service.gateway.engines.shards import Shards, have_ended
+from tilewire.service.gateway.engines.shards import NO_RESULT, Shards, have_ended
 from tilewire.service.gateway.engines.spread import Spread
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
@@ -469,7 +469,7 @@ def _give_up(engine: Engine, request_id: int, future: asyncio.Future[Reply], slo
     engine.cancel(request_id)
     slots.hold_until(future)
     future.add_done_callback(partial(_drop_late, engine))
-    return DeadlinePassed("deadline: it passed before there was a result; the request may be computed all the same")
+    return DeadlinePassed(NO_RESULT)
 
 
 def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:

@@ -49,6 +49,9 @@ from tilewire.service.match import Match
 # An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
 DEADLINE_GRACE_NS = 20_000_000
 
+# What a request hears whose job has not ended by its deadline.
+NO_RESULT = "deadline: it passed before there was a result; the request may be computed all the same"
+
 
 class Runs(Protocol):
     """Calls of the router that requests in parts need."""
@@ -241,9 +244,7 @@ class Shards:
             if not await have_ended(futures, deadline_ns):
                 cancel()
                 caller.slots.hold_until(asyncio.gather(*futures, return_exceptions=True))
-                raise error or DeadlinePassed(
-                    "deadline: it passed before there was a result; the request may be computed all the same"
-                )
+                raise error or DeadlinePassed(NO_RESULT)
             replies = [_outcome(future) for future in futures]
         finally:
             client.unwatch()

@@ -148,11 +148,10 @@ class Leases:
         return lease
 
     def _check(self, nbytes: int) -> None:
-        held_bytes = sum(lease.nbytes for lease in self._leases)
         capacity = self._room.arena.capacity
-        if held_bytes + nbytes > capacity:
+        if self._held_bytes + nbytes > capacity:
             raise BodyTooLarge(
-                f"{nbytes} bytes beside the {held_bytes} that the request holds; a gateway's arena has {capacity}"
+                f"{nbytes} bytes beside the {self._held_bytes} that the request holds; a gateway's arena has {capacity}"
             )
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:
