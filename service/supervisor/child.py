@@ -9,6 +9,7 @@ is a `Drain` too: no child outlives it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import socket
@@ -101,13 +102,31 @@ def send_settings(control: socket.socket, settings: GatewaySettings | EngineSett
         socket.send_fds(control, [b"\0"], fds[begin : begin + FDS_AT_ONCE])
 
 
+def build_struct_types() -> None:
+    """Has msgspec build what it keeps for each `Struct`, while the process has one thread.
+
+    It does so at a type's first use, and runs Python meanwhile. Another thread that uses the type then reads a null pointer
+    (0.22.0): engines that started beside gateways died so.
+    """
+    kinds: list[type[msgspec.Struct]] = [msgspec.Struct]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        # The type of a field that cannot be decoded: nobody decodes it.
+        with contextlib.suppress(TypeError):
+            msgspec.msgpack.Decoder(kind)
+
+
 def read_settings(kind: type[SettingsT]) -> SettingsT:
     """Blocks until the supervisor has sent this child's settings; a spare process waits here.
+
+    To be called with everything imported, and before there are threads.
 
     Raises:
         EOFError: The supervisor went away first.
         msgspec.ValidationError: It sent something else.
     """
+    build_struct_types()
     with socket.socket(fileno=socket.dup(CONTROL_FD)) as control:
         length = int.from_bytes(_read_exactly(control, LENGTH_BYTES), "little")
         frame: tuple[SettingsT, list[int]] = msgspec.msgpack.decode(

@@ -53,6 +53,9 @@ async def spawn(module: str, *arguments: str) -> Spawned:
             sys.executable,
             # Never the folder that the command was typed in.
             "-P",
+            # Where a crash within a library's code happened is written to the log.
+            "-X",
+            "faulthandler",
             "-m",
             module,
             *arguments,
