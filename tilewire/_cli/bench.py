@@ -22,6 +22,7 @@ from tilewire._clients.client import Client, make_transport
 from tilewire._clients.requests import Rules
 from tilewire._errors import ConnectionFailed
 from tilewire._transport import wire
+from tilewire._variables import URL_VARIABLE
 
 WEIGHT = "tilewire-bench/weight"
 TIMEOUT_S = 60.0
@@ -93,7 +94,10 @@ class Outcome:
 
 def bench(
     target: Annotated[
-        str, typer.Argument(help="Address of a running server; or the name of a benchmark of a checkout.")
+        str,
+        typer.Argument(
+            envvar=URL_VARIABLE, help="Address of a running server; or the name of a benchmark of a checkout."
+        ),
     ] = URL,
     op: Annotated[str, typer.Option(help="matmul (with a resident weight), softmax or add.")] = "matmul",
     rows: Annotated[int, typer.Option(min=1, help="Rows of each request.")] = 16,

@@ -11,20 +11,26 @@ from rich.live import Live
 from rich.table import Table
 
 from tilewire._cli.exposition import Change, parse
-from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, print_json
+from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, print_json, reported
 from tilewire._clients.client import Client
+from tilewire._errors import ConnectionFailed
 from tilewire._transport import wire
 
 _FAILURES = ("4", "5")
+_OK = 200
 _NO_KEY = (401, 403)
 
 
 def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = False) -> None:
     """Say whether a server takes requests, and what it runs on. The exit status is 0 only when it is ready."""
-    with connected(url, key, is_json=is_json) as client:
-        is_live = client.live()
-        state: dict[str, Any] = {"url": url, "live": is_live, "ready": is_live and client.ready()}
-        if is_live:
+    with reported(is_json=is_json), Client(url, api_key=key, max_retries=0) as client:
+        state: dict[str, Any] = {"url": url, "live": False, "ready": False}
+        try:
+            state["live"] = client.exchange("GET", "/v2/health/live").status == _OK
+        except ConnectionFailed as error:
+            state["reason"] = error.detail
+        if state["live"]:
+            state["ready"] = client.ready()
             answer = client.exchange("GET", "/v2")
             # Without a key only what it runs on is missing.
             if answer.status not in _NO_KEY:
@@ -109,7 +115,7 @@ def _tflops(change: Change, op: str) -> float | None:
 
 def _sentence(state: dict[str, Any]) -> str:
     if not state["live"]:
-        return f"{state['url']}: no server answers"
+        return state.get("reason") or f"{state['url']}: no Tilewire answers"
     server = state.get("server", {})
     engines = [
         f"{engine.get('device_name') or engine.get('device', '?')} ({engine.get('backend', '?')})"

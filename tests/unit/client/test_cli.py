@@ -163,7 +163,10 @@ def test_health(run: Run, server: SpeakingServer, url: str) -> None:
     server.is_ready_after = 100
     assert run("health").exit_code == 1
     nobody = run("health", "--url", "http://127.0.0.1:9")
-    assert (nobody.exit_code, nobody.output) == (1, "http://127.0.0.1:9: no server answers\n")
+    refused = "http://127.0.0.1:9: [Errno 111] Connection refused; is a server running there?"
+    assert (nobody.exit_code, nobody.output) == (1, f"{refused}\n")
+    nobody = run("health", "--url", "http://127.0.0.1:9", "--json")
+    assert json.loads(nobody.stdout) == {"url": "http://127.0.0.1:9", "live": False, "ready": False, "reason": refused}
 
 
 def test_top(run: Run) -> None:
@@ -183,9 +186,10 @@ def test_top(run: Run) -> None:
     assert "matmul" in shown
 
 
-def test_bench_of_a_server(run: Run, url: str, server: SpeakingServer) -> None:
-    arguments = ("bench", url, "--rows", 2, "--columns", 4, "-c", 3, "-s", 0.2, "--json")
-    report = document(run(*arguments))
+@pytest.mark.parametrize("names_url", [True, False], ids=["argument", "variable"])
+def test_bench_of_a_server(run: Run, url: str, server: SpeakingServer, names_url: bool) -> None:
+    arguments = ("--rows", 2, "--columns", 4, "-c", 3, "-s", 0.2, "--json")
+    report = document(run("bench", *([url] if names_url else []), *arguments))
     assert report["statuses"].keys() == {"200"}
     assert report["requests_per_s"] > 0
     assert report["mean_batch"] == 4
