@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -25,6 +26,10 @@ YIELD_STEP_S = 0.0005
 
 # Moves a tensor with a copier, a piece each time it is advanced. It yields the bytes of the piece that comes next.
 Steps = Callable[[Copier], Iterator[int]]
+
+
+def _closed(_: object) -> NoReturn:
+    raise RuntimeError("This is a bug: the transfer is over.")
 
 
 @dataclass(eq=False)
@@ -48,6 +53,17 @@ class Transfer:
     is_posted: bool = True
     pieces: Iterator[int] | None = field(default=None, init=False)
     due_s: float = field(default_factory=time.monotonic, init=False)
+
+    def close(self) -> Callable[[Exception | None], object]:
+        """Returns `end`, and lets go of it and of all that the steps hold.
+
+        What `end` is part of often holds the transfer. Tensors in such a cycle would stay until the collector looks for cycles,
+        which it does after thousands of objects, whatever their size.
+        """
+        end = self.end
+        self.end = self.steps = _closed
+        self.pieces = None
+        return end
 
 
 class Transfers(Protocol):
@@ -148,6 +164,8 @@ class TransferThread(Transfers):
             except Exception as failure:  # noqa: BLE001  (whoever waits gets it)
                 error = failure
             self._finish(transfer, error)
+            # A failure's frames hold tensors, and the next transfer may come late.
+            del transfer, error
 
     def _next(self) -> Transfer | None:
         """Takes the transfer whose piece is next, when its time has come; None at the end."""
@@ -195,11 +213,11 @@ class TransferThread(Transfers):
             self._awaited.pop(transfer, None)
             self._others.pop(transfer, None)
         # What its steps hold is free when whoever waits hears of it.
-        transfer.pieces = None
+        end = transfer.close()
         if transfer.is_posted:
-            self._post(lambda: transfer.end(error))
+            self._post(partial(end, error))
         else:
-            transfer.end(error)
+            end(error)
 
 
 def pieces_of(*tensors: torch.Tensor, piece_bytes: int = PIECE_BYTES) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -213,6 +215,38 @@ def test_changes_are_followed_in_their_order(stack: contextlib.ExitStack, chain:
         engine.moving.step()
     assert (residents.versions, engine.value(W), residents.at(X)) == (chain.home.versions, 3, None)
     assert residents.nbytes == 12
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_tensor_that_is_replaced_is_freed_at_once(stack: contextlib.ExitStack) -> None:
+    # By its last reference: the collector of an engine looks for cycles after thousands of objects, whatever their size.
+    mailbox = Mailbox()
+    loop, store = engine_of(mailbox)
+    gateway = GatewayEnd(mailbox)
+    stack.callback(gateway.close)
+    loop.start()
+    stack.callback(loop.stop)
+    while not isinstance(gateway.receive(), Welcome):
+        pass
+    kind = TensorType("int8", (2**14,))
+    older: list[weakref.ref[torch.Tensor]] = []
+    for number_ in range(0, 6, 2):
+        gateway.send(PutTensor(number_, "w", Upload(kind, 0)))
+        assert isinstance(gateway.receive(), Tensors)
+        gateway.send(GetTensor(number_ + 1, "w", kind, 2**15))
+        assert isinstance(gateway.receive(), Done)
+        tensor = store.residents.get("w").tensor
+        assert tensor is not None
+        older.append(weakref.ref(tensor))
+        del tensor
+    assert [one() is None for one in older] == [True, True, False]
 
 
 def test_an_engine_ends_when_uploads_are_answered() -> None:

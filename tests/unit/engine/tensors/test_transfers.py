@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 
@@ -97,9 +99,13 @@ class Bench:
         self.thread.add(transfer)
         return transfer, into
 
+    def call(self) -> None:
+        """Does what the thread posts next."""
+        self._calls.get(timeout=TIMEOUT_S)()
+
     def next_over(self) -> tuple[str, Exception | None]:
         """The next transfer that is over, and with what it failed."""
-        self._calls.get(timeout=TIMEOUT_S)()
+        self.call()
         return self._over.pop()
 
 
@@ -121,6 +127,34 @@ def test_a_large_tensor_is_moved_in_pieces(stack: contextlib.ExitStack) -> None:
     assert bench.next_over() == ("w", None)
     assert bench.copier.sizes == [PIECE_BYTES] * 3
     assert bool((into == 1).all())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_that_was_moved_is_held_by_who_waited(stack: contextlib.ExitStack, *, fails: bool) -> None:
+    bench = Bench(stack)
+    bench.copier.failure = TooBusy("no memory") if fails else None
+    bench.copier.permits.release()
+    from_ = torch.ones(10, dtype=torch.int8)
+    held = weakref.ref(from_)
+    # As a host copy does: it has the transfer, whose steps have the copy.
+    copy = HostCopy(TensorInfo("w", TensorType("int8", (10,)), 0.0))
+    over: list[Exception | None] = []
+    copy.transfer = Transfer(partial(copy_steps, copy, from_), over.append)
+    gc.disable()
+    stack.callback(gc.enable)
+    bench.thread.add(copy.transfer)
+    del from_
+    bench.call()
+    assert [error is not None for error in over] == [fails]
+    # Its frames hold what failed.
+    over.clear()
+    bench.copier.failure = None
+    close_copy(copy.fd)
+    # The thread lets go of it just behind the call.
+    bench.add("next", 1)
+    bench.copier.permits.release()
+    assert bench.next_over() == ("next", None)
+    assert held() is None
 
 
 def test_those_that_are_awaited_take_turns(stack: contextlib.ExitStack) -> None:
