@@ -35,8 +35,8 @@ _MOST_PROGRAMS = {1: 3, 2: 2, 3: 1}
 _LARGEST_BOX = 128
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
 SCALE_STEPS = {"none": -1, "one": 0, "each": 1}
-# -128 × -128 × 133,000 is the last sum of int8 products sure to fit 31 bits, rounded down.
-MAX_INT8_K = 133_000
+# The largest K whose int8 products cannot overflow an int32 accumulator, each of them -128 × -128 = 2^14.
+MAX_INT8_K = 2**17 - 1
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from tilewire.service.ops.op import (
 Activation = Literal["none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh"]
 Precision = Literal["tf32", "tf32x3", "ieee", "fast"]
 
-# The largest K whose int8 products cannot overflow an int32 accumulator: 2^31 / 127^2, rounded down.
-MAX_INT8_K = 133_000
+# The largest K whose int8 products cannot overflow an int32 accumulator, each of them -128 × -128 = 2^14.
+MAX_INT8_K = 2**17 - 1
 
 # Operations below which products share a launch whatever their shapes: alone, they would not fill a GPU.
 SMALL_FLOPS = 2 * 512**3

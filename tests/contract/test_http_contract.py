@@ -397,8 +397,14 @@ def test_products_of_dimensions_do_not_wrap(client: httpx.Client) -> None:
 
 
 def test_int8_that_could_overflow_is_422(client: httpx.Client) -> None:
-    arrays = {"a": np.zeros((1, 133_001), np.int8), "b": np.zeros((133_001, 1), np.int8)}
+    row = np.full((1, 131_072), -128, np.int8)
+    arrays = {"a": row, "b": row.T}
     check_problem(client.post("/v1/matmul", content=to_safetensors(arrays), headers=SAFETENSORS), 422, "a")
+    fits = to_safetensors({name: np.ascontiguousarray(row[:, 1:]) for name in ("a", "b")})
+    answer = client.post(
+        "/v1/matmul?transpose_b=true", content=fits, headers={**SAFETENSORS, "Accept": "application/json"}
+    )
+    assert answer.json()["out"] == [[2**14 * 131_071]]
 
 
 # ── health, documents ─────────────────────────────────────────────────────────────────────────────

@@ -67,6 +67,9 @@ def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """
     if getattr(value, "requires_grad", False):
         value = value.detach()
+    # torch negates lazily, and its DLPack leaves that out.
+    if _library(value) == "torch" and value.is_neg():
+        value = value.resolve_neg()
     value = _on_the_host(value)
     name = str(value.dtype).removeprefix("torch.")
     if name in EXTENSIONS and _library(value) == "torch":
@@ -109,7 +112,10 @@ def _view_of(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     if isinstance(value, np.ndarray):
         name = value.dtype.name
         return name, value.view(EXTENSIONS[name]) if name in EXTENSIONS else value
-    capsule = value.__dlpack__()
+    try:
+        capsule = value.__dlpack__()
+    except BufferError as error:
+        raise TypeError(f"an array that cannot be read through DLPack: {error}") from error
     tensor = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     name, dtype = _dtype_of(tensor)
     shape = tuple(tensor.shape[: tensor.ndim])

@@ -28,7 +28,7 @@ DEFAULT_DTYPE = "float32"
 _FLOATS = ("float16", "bfloat16", "float32")
 # Inputs whose dtype is not that of the others.
 _SCALES = ("a_scale", "b_scale")
-_SECONDARY = ("bias", "weight", *_SCALES)
+OPTIONAL_OPERANDS = ("bias", "weight", *_SCALES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,15 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
         ValueError: A resident's name that cannot be, or a number where `matmul` needs vectors.
     """
     given = [_given(name, value) for name, value in operands.items() if value is not None]
-    main = [operand for operand in given if operand.name not in _SECONDARY]
+    main = [operand for operand in given if operand.name not in OPTIONAL_OPERANDS]
     common = _common(op, main, cast)
     for operand in main:
         _convert(operand, common, main)
+    is_known = any(operand.dtype is not None or operand.resident is None for operand in main)
     for operand in given:
-        if operand.name in _SECONDARY:
-            _convert_secondary(operand, common, cast, out_dtype)
+        if operand.name in OPTIONAL_OPERANDS and operand.resident is None:
+            taken, usual = dtypes_beside(operand.name, op, common if is_known else None, out_dtype)
+            _convert_secondary(operand, taken, usual, cast)
     arrays = {operand.name: operand.array for operand in given if operand.array is not None}
     residents = {operand.name: operand.resident for operand in given if operand.resident is not None}
     like = next((operand.value for operand in given if is_foreign(operand.value)), None)
@@ -159,9 +161,12 @@ def _common(op: str, main: list[_Given], cast: str | None) -> str:
 
 
 def _promote_weak(operand: _Given, common: str) -> str:
-    leaves = np.asarray(operand.value)
+    try:
+        leaves = np.asarray(operand.value)
+    except ValueError as error:
+        raise TypeError(f"{operand.name}: a list of lists of unequal lengths is no array") from error
     if leaves.dtype == object:
-        raise TypeError(f"{operand.name}: a list of lists of unequal lengths is no array")
+        raise TypeError(f"{operand.name}: a number of more than 64 bits fits no dtype")
     return promote_number(common, leaves.dtype.type(1).item())
 
 
@@ -198,16 +203,25 @@ def _array_of(operand: _Given, dtype: str) -> HostArray:
         raise TypeError(f"{operand.name}: {error}") from error
 
 
-def _convert_secondary(operand: _Given, common: str, cast: str | None, out_dtype: str | None) -> None:
-    taken: tuple[str, ...]
-    if operand.name in _SCALES:
-        taken, usual = ("float32",), "float32"
-    elif common == "int8" and out_dtype in (None, "int32"):
-        taken, usual = ("int32",), "int32"
-    else:
-        taken, usual = _FLOATS, common if common in _FLOATS else DEFAULT_DTYPE
-    if operand.resident is not None:
-        return
+def dtypes_beside(name: str, op: str, common: str | None, out_dtype: str | None) -> tuple[tuple[str, ...], str]:
+    """Returns the dtypes of an input that need not have that of the others, and the one that lists and numbers get.
+
+    Args:
+        name: Name of the input.
+        op: Name of the op.
+        common: Dtype of the other inputs; None where only the server knows it, which then checks.
+        out_dtype: Requested dtype of the result.
+    """
+    if name in _SCALES:
+        return ("float32",), "float32"
+    if common is None:
+        return (*_FLOATS, "int32"), DEFAULT_DTYPE
+    if op == "matmul" and common == "int8" and out_dtype in (None, "int32"):
+        return ("int32",), "int32"
+    return _FLOATS, common if common in _FLOATS else DEFAULT_DTYPE
+
+
+def _convert_secondary(operand: _Given, taken: tuple[str, ...], usual: str, cast: str | None) -> None:
     dtype = operand.dtype or usual
     if dtype not in taken:
         if cast is None:

@@ -67,6 +67,7 @@ class ProgramCalls(TensorCalls):
 
         The function is called once, with stand-ins for arrays: they have `@ + - * /`, the methods of `Traced`, and go
         through NumPy's functions. Arrays that the code refers to are uploaded as `name/c0`, `name/c1`, …
+        with the elements that they have then, in the dtype of the value beside them.
 
         Args:
             function: Called with each input by name; returns one traced value, a tuple, or a dict that names them. One is

@@ -13,7 +13,7 @@ import numpy as np
 from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, to_safetensors
-from tilewire._arrays.operands import Prepared, prepare, prepare_inputs
+from tilewire._arrays.operands import OPTIONAL_OPERANDS, Prepared, prepare, prepare_inputs
 from tilewire._errors import NotFound, ServerError
 from tilewire._names import program_name, tensor_name
 from tilewire._programs.program import Program
@@ -24,8 +24,6 @@ from tilewire._types import Answer, IfMatch, Resident, TensorInfo
 T = TypeVar("T")
 MakeHandle = Callable[[TensorInfo], Any]
 
-# Arrays among the options of the ops' methods: inputs to the server.
-OPTIONAL_OPERANDS = ("bias", "weight", "a_scale", "b_scale")
 # Options that are headers.
 _HEADERS = ("timeout_ms", "request_id", "if_match")
 # Inputs in the order in which their resident is the key of a request: the large operand first.

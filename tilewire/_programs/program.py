@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -102,7 +103,11 @@ class Program:
 def _step_to_dict(step: Step) -> dict[str, Any]:
     document: dict[str, Any] = {"op": step.op, "inputs": dict(step.inputs)}
     if step.options:
-        document["options"] = dict(step.options)
+        # JSON has no infinities; the server reads them as text.
+        document["options"] = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in step.options.items()
+        }
     return {**document, "as": step.outputs[0] if len(step.outputs) == 1 else list(step.outputs)}
 
 

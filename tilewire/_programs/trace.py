@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.host import HostArray
-from tilewire._arrays.operands import DEFAULT_DTYPE, dtypes_of
-from tilewire._clients.requests import OPTIONAL_OPERANDS, Rules
+from tilewire._arrays.operands import DEFAULT_DTYPE, OPTIONAL_OPERANDS, dtypes_beside
+from tilewire._clients.requests import Rules
 from tilewire._clients.tensors import TensorCalls
 from tilewire._names import tensor_name
 from tilewire._options import DTYPES, Activation, Metric, NormalizeKind, PointwiseFunction, Precision, ReduceKind
@@ -115,28 +115,49 @@ class _Recorder:
     ) -> tuple[Traced, ...]:
         """Writes down an op; its values are named after the step's number."""
         like = next(value.dtype for value in inputs.values() if isinstance(value, Traced))
-        named = {key: self._name_of(value, op, like) for key, value in inputs.items() if value is not None}
+        out_dtype = options.get("out_dtype")
+        named = {
+            key: self._name_of(key, value, op, like, out_dtype) for key, value in inputs.items() if value is not None
+        }
         names = tuple(f"{output}{len(self.steps)}" for output in outputs)
         kept = {key: value for key, value in options.items() if value is not None}
         self.steps.append(Step(op, named, names, kept))
         return tuple(Traced(self, name, dtype) for name, dtype in zip(names, dtypes, strict=True))
 
-    def _name_of(self, value: Any, op: str, like: str | None) -> str:
+    def _name_of(self, key: str, value: Any, op: str, like: str | None, out_dtype: str | None) -> str:
         if isinstance(value, Traced):
             return value.name
         if isinstance(value, Resident | TensorInfo):
             return f"@{tensor_name(value.name)}"
         if isinstance(value, str):
             return f"@{tensor_name(value)}"
-        if id(value) not in self._known:
-            array = HostArray.of(value)
-            if array.dtype not in dtypes_of(op) or isinstance(value, list | tuple):
-                array = array.astype(like or DEFAULT_DTYPE)
-            key = f"{self.name}/c{len(self.constants)}"
-            self.constants[key] = array
+        array = HostArray.of(value)
+        if key not in OPTIONAL_OPERANDS:
+            return self._constant(value, _converted(key, array, like or DEFAULT_DTYPE))
+        taken, usual = dtypes_beside(key, op, like, out_dtype)
+        is_taken = array.dtype in taken and not isinstance(value, list | tuple)
+        return self._constant(value, array if is_taken else _converted(key, array, usual))
+
+    def _constant(self, value: Any, array: HostArray) -> str:
+        """Keeps the elements that a value has now: the code may change them later."""
+        _, known = self._known.get(id(value), (None, ""))
+        held = self.constants.get(known)
+        if held is None or held.dtype != array.dtype or not np.array_equal(held.data, array.data):
+            known = f"{self.name}/c{len(self.constants)}"
+            self.constants[known] = HostArray(array.dtype, array.data.copy())
             # With the value itself: an id is another's once its object is gone.
-            self._known[id(value)] = (value, key)
-        return f"@{self._known[id(value)][1]}"
+            self._known[id(value)] = (value, known)
+        return f"@{known}"
+
+
+def _converted(key: str, array: HostArray, dtype: str) -> HostArray:
+    if "float" in array.dtype and "int" in dtype:
+        raise TypeError(f"{key}: a constant of {array.dtype} cannot become {dtype}, the dtype of the value beside it")
+    return array.astype(dtype)
+
+
+def _dtype_of_product(dtype: str | None) -> str | None:
+    return {"int8": "int32"}.get(dtype or "", "bfloat16" if "float8" in str(dtype) else dtype)
 
 
 class _RecordedCalls(TensorCalls):
@@ -188,9 +209,7 @@ class Traced:
     ) -> Traced:
         """Records activation(self @ other + bias)."""
         asked = None if out_dtype is None else dtype_name(out_dtype)
-        dtype = asked or {"int8": "int32"}.get(
-            self.dtype or "", "bfloat16" if "float8" in str(self.dtype) else self.dtype
-        )
+        dtype = asked or _dtype_of_product(self.dtype)
         inputs = {"a": self, "b": other, "bias": bias}
         options = {"activation": activation, "transpose_b": transpose_b, "out_dtype": asked, "precision": precision}
         return self._recorder.step("matmul", inputs, dtype, **options)
@@ -283,7 +302,7 @@ class Traced:
         return self.matmul(other)
 
     def __rmatmul__(self, other: Any) -> Traced:
-        return self._recorder.step("matmul", {"a": other, "b": self}, self.dtype)
+        return self._recorder.step("matmul", {"a": other, "b": self}, _dtype_of_product(self.dtype))
 
     def __add__(self, other: Any) -> Traced:
         if isinstance(other, Real):
@@ -334,6 +353,12 @@ class Traced:
 
     def __bool__(self) -> bool:
         raise TypeError("a value that is being recorded has no elements yet: if and while cannot look at it")
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise TypeError("no op compares values in a program")
+
+    __ne__ = __eq__
+    __hash__ = object.__hash__
 
     def __len__(self) -> int:
         raise TypeError("a value that is being recorded has no elements yet: it has no length and cannot be iterated")

@@ -79,6 +79,9 @@ def test_common_dtypes(a: Any, b: Any, dtype: str) -> None:
         ("softmax", {"x": torch.ones(3, dtype=torch.float64)}, r"type x\.float\(\)"),
         ("softmax", {"x": np.ones(3, np.complex64)}, "x: dtype complex64 cannot be sent"),
         ("softmax", {"x": [[1], [2, 3]]}, "x: "),
+        ("add", {"a": F32, "b": [[1], [2, 3]]}, "b: a list of lists of unequal lengths"),
+        ("add", {"a": F32, "b": [2**70]}, "b: a number of more than 64 bits"),
+        ("add", {"a": F32, "b": torch.eye(2).to_sparse()}, "b: .*strided"),
         ("add", {"a": F32.astype(np.int32), "b": 2**40}, "b: "),
         ("add", {"a": F32.astype(np.int8), "b": 3}, "a: add does not take int8"),
         ("matmul", {"a": F32, "b": described("float16")}, r"@w is float16 and cannot become float32.*np\.float16"),
@@ -118,6 +121,26 @@ def test_lists_as_bias(dtype: str, out_dtype: str | None, bias: str) -> None:
     prepared = prepare("matmul", {"a": a, "b": a, "bias": [1, 2], "a_scale": None}, out_dtype=out_dtype)
     assert prepared.arrays["bias"].dtype == bias
     assert "a_scale" not in prepared.arrays
+
+
+I8 = F32.astype(np.int8)
+
+
+@pytest.mark.parametrize(
+    ("op", "b", "bias", "dtype"),
+    [
+        # Scores are float32, whatever the items.
+        ("search", I8, np.ones(2, np.float32), "float32"),
+        ("search", I8, [1, 2], "float32"),
+        # Only the server knows the dtype of the others.
+        ("matmul", "@w", np.ones(2, np.int32), "int32"),
+        ("matmul", "@w", np.ones(2, np.float16), "float16"),
+        ("matmul", "@w", [1, 2], "float32"),
+    ],
+)
+def test_the_dtype_of_a_bias(op: str, b: Any, bias: Any, dtype: str) -> None:
+    prepared = prepare(op, {"a": b, "b": b, "bias": bias})
+    assert prepared.arrays["bias"].dtype == dtype
 
 
 class OtherLibrary:
@@ -198,6 +221,12 @@ class Traced:
 def test_a_traced_array_is_refused_in_the_words_of_its_library() -> None:
     with pytest.raises(TypeError, match=r"x: .*out of jit"):
         prepare("softmax", {"x": Traced()})
+
+
+def test_torch_negates_before_the_elements_are_read() -> None:
+    lazy = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+    assert lazy.is_neg()
+    assert HostArray.of(lazy).data.tolist() == [-2, -4]
 
 
 def test_complex_numbers_of_torch() -> None:

@@ -199,11 +199,18 @@ def mixed(x: Any) -> Any:
     return np.maximum(np.minimum(x, 0.5), -0.5) @ W.astype(np.float64)
 
 
+def changed(x: Any) -> Any:
+    w = np.ones(6, np.float32)
+    y = x * w
+    w *= 10
+    return y + w + np.arange(6) + [0.5] * 6
+
+
 def several(x: Any) -> Any:
     return x - B[0], np.argmax(x, axis=-1), 2.0 / (x * x + 1)
 
 
-@pytest.mark.parametrize("function", [classify, layers, mixed, several])
+@pytest.mark.parametrize("function", [classify, layers, mixed, changed, several])
 def test_recorded_code_computes_what_numpy_does(
     client: Any, server: SpeakingServer, function: Callable[[Any], Any]
 ) -> None:
@@ -301,6 +308,9 @@ def test_results_have_names(client: Any, server: SpeakingServer) -> None:
         (lambda x: {}, "expected it to return recorded values"),
         (lambda x: np.sin(x), "no op computes np.sin"),
         (lambda x: np.cumsum(x), "no op computes np.cumsum"),
+        (lambda x: x + (x == 0), "no op compares"),
+        (lambda x: x * (x != 0), "no op compares"),
+        (lambda x: np.zeros(6) == x, "no op computes np.equal"),
         (lambda x: x or x, "if and while"),
         (lambda x: 3, "expected it to return recorded values"),
         (lambda x, y: x, "give each argument its type"),
@@ -311,6 +321,28 @@ def test_code_that_no_op_computes(client: Any, server: SpeakingServer, function:
     with pytest.raises(TypeError, match=message):
         wait(client.trace(function, name="f", x=("float32", (-1, 6))))
     assert server.programs == {}
+
+
+def test_constants_beside_integers(client: Any, server: SpeakingServer) -> None:
+    eye, bias = np.eye(6, dtype=np.int8), np.arange(6, dtype=np.int32)
+
+    def net(x: Any) -> Any:
+        return x.matmul(eye, bias=bias) + [1] * 6, eye @ x + bias
+
+    wait(client.trace(net, x=("int8", (6, 6))))
+    assert {name: array.dtype.name for name, array in server.tensors.items() if name.startswith("net/")} == {
+        "net/c0": "int8",
+        "net/c1": "int32",
+        "net/c2": "int32",
+    }
+    with pytest.raises(TypeError, match="b: a constant of float64 cannot become int32"):
+        wait(client.trace(lambda x: (x @ eye) + np.ones(6), name="wrong", x=("int8", (6, 6))))
+
+
+def test_options_that_json_has_no_number_for(client: Any, server: SpeakingServer) -> None:
+    wait(client.trace(lambda x: np.exp(x) + np.inf, name="net", x=("float32", (-1, 6))))
+    (_, step) = server.programs["net"]["steps"]
+    assert step["options"]["shift"] == "inf"
 
 
 def test_too_many_steps(client: Any) -> None:

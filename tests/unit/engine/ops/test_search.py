@@ -222,6 +222,6 @@ def test_bad_requests_name_the_field(
 
 
 def test_int8_items_that_could_overflow_are_refused(bench: OpBench) -> None:
-    wide = torch.zeros((1, 133_001), dtype=torch.int8)
+    wide = torch.zeros((1, 131_072), dtype=torch.int8)
     with pytest.raises(BeyondLimit, match=r"^a:"):
         bench.run("search", {"a": wide, "b": wide}, k=1)
