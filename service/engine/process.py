@@ -44,9 +44,9 @@ from tilewire.service.engine.tensors.files import TensorsDirError, files_of, loa
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_mappings import HostMappings, Mappings
 from tilewire.service.engine.tensors.read_through import ReadThrough
-from tilewire.service.engine.tensors.resident import max_kept
+from tilewire.service.engine.tensors.resident import max_held
 from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.engine.tensors.shared_regions import Regions
+from tilewire.service.engine.tensors.shared_regions import MAX_REGIONS, Regions
 from tilewire.service.engine.tensors.transfers import Transfers, TransferThread
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.supervisor import child
@@ -242,11 +242,12 @@ def open_tensors(
         CannotStart: The folder of `--store` cannot be read.
     """
     vault = VaultWriter(settings.vault_fd, settings.index)
+    max_copies, max_regions = max_held(MAX_REGIONS)
     residents = Residents(
         backend,
         settings.resident_bytes,
         vault,
-        max_kept(),
+        max_copies,
         index=settings.index,
         num_engines=settings.num_engines,
         board=VersionBoard(settings.board_fd),
@@ -258,6 +259,7 @@ def open_tensors(
         mappings,
         max_bytes=settings.shared_memory_bytes,
         max_copied_bytes=settings.max_body_bytes,
+        max_regions=max_regions,
         prefix=settings.shared_memory_prefix,
     )
     shared = open_store(settings, residents, metrics, mailbox)

@@ -29,6 +29,9 @@ LAST_WORDS_S = 1.0
 # A child that dies this often without ever having been ready will not get ready by itself.
 MAX_UNREADY_DEATHS = 3
 
+# `sysexits.h` calls it EX_OSERR: there was no process, for want of descriptors or memory.
+EXIT_NOT_STARTED = 71
+
 Logger = structlog.stdlib.BoundLogger
 ChildSettings = GatewaySettings | EngineSettings
 
@@ -91,7 +94,9 @@ class Spare:
     async def end(self) -> None:
         """Ends the spare process."""
         spawning, self._spawning, self._is_wanted = self._spawning, None, False
-        if spawning is not None:
+        if spawning is None:
+            return
+        with contextlib.suppress(OSError):
             spawned = await spawning
             spawned.control.close()
             with contextlib.suppress(ProcessLookupError):
@@ -166,6 +171,8 @@ class Child:
             self._logger.error("a process died", name=self.name, status=status, restart_in_s=backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), backoff_s)
+                # Nothing of it is left to be drained.
+                status = 0
             restarts += 1
         return status
 
@@ -182,11 +189,21 @@ class Child:
             self._process.kill()
 
     async def _live(self, restarts: int) -> int:
-        spawned = await self._spare.take()
+        try:
+            spawned = await self._spare.take()
+        except OSError as error:
+            self._logger.error("no process can be started", name=self.name, reason=str(error))  # noqa: TRY400  (nothing else)
+            return EXIT_NOT_STARTED
         self._process, ours = spawned.process, spawned.control
-        with self._make(restarts, self._was_ready) as settings, contextlib.suppress(OSError):
-            # In a thread: it has to wait for a process that is only just importing.
-            await asyncio.to_thread(child.send_settings, ours, settings)
+        try:
+            with self._make(restarts, self._was_ready) as settings:
+                # In a thread: it has to wait for a process that is only just importing.
+                await asyncio.to_thread(child.send_settings, ours, settings)
+        except OSError as error:
+            # It ends when it reads that there are none.
+            self._logger.error("a process got no settings", name=self.name, reason=str(error))  # noqa: TRY400  (nothing else)
+            with contextlib.suppress(OSError):
+                ours.shutdown(socket.SHUT_RDWR)
         ours.setblocking(False)
         lost = asyncio.Event()
         control: Link[child.ToSupervisor] = Link(child.ToSupervisor, self._on_message, lost.set)
@@ -197,9 +214,10 @@ class Child:
         watching = asyncio.create_task(self._watch())
         status = await self._process.wait()
         watching.cancel()
-        self.ready.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(lost.wait(), LAST_WORDS_S)
+        # Behind its last words, one of which may be that it is ready.
+        self.ready.clear()
         control.close()
         self._totals.end(self.name)
         return status

@@ -58,7 +58,7 @@ class Supervisor:
         self._gateways: list[Child] = []
 
     async def run(self) -> int:
-        """Serves until SIGTERM or SIGINT.
+        """Serves until SIGTERM, SIGINT or SIGHUP.
 
         Returns:
             The exit status: 0 when every accepted request was answered within the drain time-out.
@@ -71,6 +71,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, stopping)
+        # The terminal is closed. It may come several times, and those who start a service by nohup want none.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, stopping.set)
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(await bind_first(self._settings.host, self._settings.port, self._logger))
             self._start_children(listener, stack)

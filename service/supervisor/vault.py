@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -21,6 +22,8 @@ import msgspec
 
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
 from tilewire.service.supervisor.handover import Handover, Kept, KeptRegion
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 8192
 # One descriptor, as the kernel sends it.
@@ -268,13 +271,15 @@ class VaultReader:
         self._sockets[engine] = sock
         while True:
             try:
-                data, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE_BYTES, 1)
+                data, fds, flags, _address = socket.recv_fds(sock, MAX_MESSAGE_BYTES, 1)
             except BlockingIOError:
                 return
             if not data:
                 return
             deposit = msgspec.msgpack.decode(data, type=Kept | Offer | RegionDeposit | CopyRequest | Eviction)
             fd = fds[0] if fds else -1
+            if flags & socket.MSG_CTRUNC:
+                logger.error("no descriptor is left: what engine-%d deposited is lost when it dies", engine)
             if isinstance(deposit, RegionDeposit):
                 self._take_region(deposit, fd)
             elif isinstance(deposit, CopyRequest):
@@ -372,7 +377,7 @@ class VaultReader:
 
     def _take_region(self, deposit: RegionDeposit, fd: int) -> None:
         older = self.kept_regions.pop(deposit.name, None)
-        if deposit.info is not None:
+        if deposit.info is not None and fd >= 0:
             self.kept_regions[deposit.name] = KeptRegion(deposit.info, fd)
         if older is not None:
             self._drop(older.fd)

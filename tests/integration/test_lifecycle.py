@@ -26,6 +26,8 @@ from tests.support.programs import free_port
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
+TENSOR = to_npy(np.ones((4, 4), np.float32))
+TENSOR_A = to_safetensors({"a": np.ones((4, 4), np.float32)})
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 PLAIN = ("--gateways", "1", "--arena-bytes", "16MiB")
 # For what a server takes before requests come.
@@ -171,10 +173,56 @@ def test_a_large_answer_under_way_at_sigterm_arrives_whole(start_server: StartSe
     assert server.stop() == 0
 
 
-def test_sigint_stops_too(start_server: StartServer) -> None:
-    server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
-    server.terminate(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "closed-terminal"])
+def test_other_signals_drain_too(tmp_path: Path, number: signal.Signals) -> None:
+    # These tests may run where it is ignored.
+    with serving(tmp_path / "log", *PLAIN, before=("env", f"--default-signal={number.name}")) as server:
+        server.terminate(number)
+    assert "draining" in server.log.read_text()
+
+
+def test_a_start_behind_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", *PLAIN, before=("env", "--ignore-signal=SIGHUP")) as server:
+        server.process.send_signal(signal.SIGHUP)
+        with server.client() as client:
+            assert client.post("/v1/matmul", content=ONES).status_code == 200
+    assert server.log.read_text().count("draining") == 1
+
+
+def test_a_drain_while_a_gateway_is_to_be_started_again_is_clean(start_server: StartServer) -> None:
+    server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
+    os.kill(server.gateways()[0], signal.SIGKILL)
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while "a process died" not in server.log.read_text():
+        assert time.monotonic() < end_s
     assert server.stop() == 0
+
+
+def test_descriptors_that_are_few_are_left_for_the_next_engine(tmp_path: Path) -> None:
+    region = {"key": "/tilewire-few", "offset": 0, "byte_size": 64}
+    Path("/dev/shm/tilewire-few").write_bytes(bytes(64))
+    before = ("prlimit", "--nofile=256:256")
+    try:
+        with serving(tmp_path / "log", *PLAIN, "--allow-shared-memory", before=before) as server:
+            with server.client() as client:
+                uploads = [client.put(f"/v1/tensors/t{number}", content=TENSOR).status_code for number in range(150)]
+                regions = [
+                    client.post(f"/v2/systemsharedmemory/region/r{number}/register", json=region).status_code
+                    for number in range(40)
+                ]
+            (engine,) = server.engines()[:1]
+            os.kill(engine, signal.SIGKILL)
+            wait_for_status(server, "/readyz", 200)
+            with server.client() as client:
+                assert len(client.get("/v1/tensors").json()) == uploads.count(201)
+                assert len(client.get("/v2/systemsharedmemory/status").json()) == regions.count(200)
+                assert client.post("/v1/matmul?b=@t1", content=TENSOR_A).status_code == 200
+    finally:
+        Path("/dev/shm/tilewire-few").unlink()
+    assert sorted(set(uploads)) == [201, 507]
+    assert sorted(set(regions)) == [200, 422]
+    assert uploads.count(201) > 64
+    assert regions.count(200) >= 16
 
 
 @pytest.mark.slow

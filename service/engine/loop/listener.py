@@ -28,6 +28,9 @@ EARLY_SHARE = 8
 # Pages that are taken at once: about two milliseconds, in which no other gateway shakes hands.
 STEP_BYTES = 2**22
 
+# Pause behind a connection that there was no descriptor for.
+RETRY_S = 0.5
+
 # `struct ucred`: process, user and group.
 _CREDENTIALS = struct.Struct("=iII")
 
@@ -50,7 +53,12 @@ class EngineServer:
         loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         while True:
-            sock, _address = await loop.sock_accept(self._listener)
+            try:
+                sock, _address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                logger.error("a gateway cannot connect: %s", error.strerror)  # noqa: TRY400  (the reason is the whole story)
+                await asyncio.sleep(RETRY_S)
+                continue
             sock.setblocking(False)
             if _user_of(sock) != os.geteuid():
                 logger.warning("another user connected to the engine's socket")

@@ -144,6 +144,21 @@ class _Flow(Generic[WaitingT]):
     num_waiting: int = 0
 
 
+class _Group(Generic[WaitingT]):
+    """Jobs that may run together.
+
+    Attributes:
+        lines: The jobs by flow, and some that are gone.
+        num_waiting: Number of those that are still to run.
+    """
+
+    __slots__ = ("lines", "num_waiting")
+
+    def __init__(self) -> None:
+        self.lines: defaultdict[int, _Line[WaitingT]] = defaultdict(_Line)
+        self.num_waiting = 0
+
+
 class Scheduler(Generic[WaitingT]):
     """The queue of one engine."""
 
@@ -152,8 +167,8 @@ class Scheduler(Generic[WaitingT]):
         self._flows: dict[int, _Flow[WaitingT]] = {}
         # Flows by their time, a heap; an entry may be behind its flow's time. Each flow has one.
         self._turns: list[tuple[float, int]] = []
-        # Jobs by key and flow.
-        self._by_key: dict[Hashable, dict[int, _Line[WaitingT]]] = defaultdict(lambda: defaultdict(_Line))
+        # A key whose jobs have all left is forgotten: there may be one for each shape that anybody sends.
+        self._by_key: dict[Hashable, _Group[WaitingT]] = {}
         # Time of the flow that was last chosen: a flow that was idle begins here, and saves nothing up.
         self._now_s = 0.0
         self._num_waiting = 0
@@ -177,7 +192,11 @@ class Scheduler(Generic[WaitingT]):
             flow.used_s = self._now_s
         flow.line.append(waiting)
         if waiting.key is not None:
-            self._by_key[waiting.key][waiting.flow].append(waiting)
+            group = self._by_key.get(waiting.key)
+            if group is None:
+                group = self._by_key[waiting.key] = _Group()
+            group.lines[waiting.flow].append(waiting)
+            group.num_waiting += 1
         flow.num_waiting += 1
         self._num_waiting += 1
 
@@ -199,14 +218,13 @@ class Scheduler(Generic[WaitingT]):
         head = self._head(now_ns, decision)
         if head is None:
             assert not self._num_waiting, "This is a bug: the queue lost a job."
-            self._by_key.clear()
             return decision
         batch, is_full = self._gather(head, now_ns, decision)
         ready_ns = head.arrived_ns + self._caps.max_queue_delay_ns
         if is_idle and not is_full and head.key is not None and now_ns < ready_ns:
             decision.wake_ns = min([ready_ns, *(one.deadline_ns for one in batch if one.deadline_ns)])
             for waiting in reversed(batch):
-                self._by_key[head.key][waiting.flow].put_back(waiting)
+                self._by_key[head.key].lines[waiting.flow].put_back(waiting)
             return decision
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
@@ -215,8 +233,7 @@ class Scheduler(Generic[WaitingT]):
             flow.num_waiting -= 1
             flow.used_s += waiting.cost_s
         self._num_waiting -= len(batch)
-        if head.key is not None and not self._by_key[head.key]:
-            del self._by_key[head.key]
+        self._leave(head.key, len(batch))
         decision.batch = batch
         return decision
 
@@ -244,12 +261,14 @@ class Scheduler(Generic[WaitingT]):
         """
         if head.key is None:
             return [head], True
-        by_flow = self._by_key[head.key]
+        by_flow = self._by_key[head.key].lines
         batch: list[WaitingT] = []
         caps, rows, nbytes, seconds = self._caps, 0, 0, 0.0
         turn, others = (self._flows[head.flow].used_s, head.flow), []
         if len(by_flow) > 1:
-            others = [(self._flows[flow].used_s, flow) for flow in by_flow if flow != head.flow and flow in self._flows]
+            for flow in [flow for flow in by_flow if flow not in self._flows]:
+                del by_flow[flow]
+            others = [(self._flows[flow].used_s, flow) for flow in by_flow if flow != head.flow]
             heapify(others)
         while True:
             used_s, flow = turn
@@ -293,3 +312,12 @@ class Scheduler(Generic[WaitingT]):
         waiting.is_gone = True
         self._num_waiting -= 1
         self._flows[waiting.flow].num_waiting -= 1
+        self._leave(waiting.key, 1)
+
+    def _leave(self, key: Hashable | None, count: int) -> None:
+        if key is None:
+            return
+        group = self._by_key[key]
+        group.num_waiting -= count
+        if not group.num_waiting:
+            del self._by_key[key]

@@ -182,7 +182,10 @@ class TensorStore:
         assert job.plan.kept is not None, "This is a bug."
         name, kind, durable = job.plan.kept
         stored = self.residents.keep(name, job.kept.tensor, kind, durable=durable)
-        if stored.ticket:
+        if stored.ticket and job.client.is_gone:
+            # Nobody would have it ordered, and what waits for a version counts.
+            self._release(job.client, stored.ticket)
+        elif stored.ticket:
             job.client.tickets.add(stored.ticket)
             if durable:
                 self._held[stored.ticket] = self._begin_copy(stored.info, job.kept.tensor, stored.ticket)

@@ -18,8 +18,10 @@ from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Part
 
-# Descriptors of a process that are no host copies: sockets, regions, files.
+# Descriptors of a process that are neither host copies nor regions: sockets, files.
 OTHER_DESCRIPTORS = 128
+# The part of what is left that regions may have.
+REGIONS_SHARE = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -68,11 +70,17 @@ def cut(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
     return tensor if part is None else tensor.narrow(part.axis, part.begin, part.end - part.begin)
 
 
-def max_kept() -> int:
-    """Returns the number of host copies that the system lets the supervisor hold, and an engine map, at once."""
+def max_held(max_regions: int) -> tuple[int, int]:
+    """Returns the numbers of host copies and regions that the system lets the supervisor hold, and an engine map, at once.
+
+    Args:
+        max_regions: Number of regions that are enough.
+    """
     descriptors, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
-    return min(max(descriptors // 2, descriptors - OTHER_DESCRIPTORS), mappings // 2)
+    both = min(max(descriptors // 2, descriptors - OTHER_DESCRIPTORS), mappings // 2)
+    regions = min(max_regions, both // REGIONS_SHARE)
+    return both - regions, regions
 
 
 def make_copy(name: str, nbytes: int) -> int:

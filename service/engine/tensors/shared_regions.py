@@ -130,6 +130,7 @@ class Regions:
         *,
         max_bytes: int,
         max_copied_bytes: int,
+        max_regions: int = MAX_REGIONS,
         prefix: str = "",
         folder: Path = FOLDER,
         clock_ns: Callable[[], int] = time.monotonic_ns,
@@ -139,6 +140,7 @@ class Regions:
         self._mappings = mappings
         self._max_bytes = max_bytes
         self._max_copied_bytes = max_copied_bytes
+        self._max_regions = max_regions
         self._prefix = prefix
         self._folder = folder
         self._clock_ns = clock_ns
@@ -228,8 +230,8 @@ class Regions:
         return region
 
     def _check_quota(self, asked: RegionInfo, older: Region | None) -> None:
-        if len(self) - (older is not None) >= MAX_REGIONS:
-            raise BeyondLimit(f"name: {MAX_REGIONS} regions are registered; unregister some")
+        if len(self) - (older is not None) >= self._max_regions:
+            raise BeyondLimit(f"name: {self._max_regions} regions are registered; unregister some")
         held = self.nbytes - (older.info.byte_size if older is not None else 0)
         if held + asked.byte_size > self._max_bytes:
             raise BeyondLimit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,3 +179,44 @@ def test_flows_that_are_gone_are_forgotten() -> None:
         scheduler.decide(0)
     scheduler.decide(0)
     assert scheduler.num_flows == 0
+
+
+class Held(Waiting, eq=False, weakref=True):
+    """Says whether it is still held."""
+
+
+@pytest.mark.parametrize("how", ["discarded", "late"])
+def test_jobs_that_never_ran_are_forgotten(how: str) -> None:
+    scheduler: Scheduler[Waiting] = Scheduler()
+    gone = []
+    for number in range(100):
+        # Each with a key of its own, as clients with other shapes each time have.
+        one = Held(key=number, deadline_ns=1 if how == "late" else 0)
+        scheduler.add(one)
+        gone.append(weakref.ref(one))
+        if how == "discarded":
+            assert scheduler.discard(one)
+        del one
+        scheduler.add(Waiting(key="x"))
+        decision = scheduler.decide(2)
+        assert [one.key for one in decision.batch] == ["x"]
+        assert len(decision.expired) == (how == "late")
+        del decision
+    assert [one() for one in gone] == [None] * 100
+
+
+def test_jobs_that_never_ran_are_forgotten_beside_others_of_their_key() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=2))
+    gone = []
+    for flow in range(1, 100):
+        one = Held(key="x", flow=flow)
+        # A key that never rests: others wait behind each batch.
+        for _ in range(4 if flow == 1 else 2):
+            scheduler.add(Waiting(key="x"))
+        scheduler.add(one)
+        gone.append(weakref.ref(one))
+        assert scheduler.discard(one)
+        del one
+        assert len(scheduler.decide(0).batch) == 2
+    assert len(scheduler) == 2
+    assert sum(one() is not None for one in gone) <= 2

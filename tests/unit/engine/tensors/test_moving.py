@@ -6,20 +6,22 @@ import contextlib
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from tests.support.descriptors import num_opened, open_descriptors
 from tests.support.engine_loop import GatewayEnd, engine_of
+from tests.support.jobs import template_of
 from tests.support.local_totals import LocalTotals
 from tests.support.mappings import MappedAtOnce
 from tests.support.resident_chain import Chain, W, X, number, put
 from tests.support.transfers import MovedWhenAsked
-from tilewire.service.engine.backends.contract import DeviceLost
-from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.backends.contract import DeviceLost, LaunchSpec
+from tilewire.service.engine.backends.cpu import CpuBackend, Finished
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
@@ -33,6 +35,9 @@ from tilewire.service.ipc.messages import (
     Done,
     Failed,
     GetTensor,
+    Job,
+    ListTensors,
+    OutputSpec,
     PutTensor,
     Tensors,
     ToGateway,
@@ -41,6 +46,7 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.match import Match
 from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.softmax import SoftmaxOptions
 from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 
 KIND = TensorType("float32", (3,))
@@ -247,6 +253,38 @@ def test_a_tensor_that_is_replaced_is_freed_at_once(stack: contextlib.ExitStack)
         older.append(weakref.ref(tensor))
         del tensor
     assert [one() is None for one in older] == [True, True, False]
+
+
+class LeavingGateway(CpuBackend):
+    """Its gateway dies while it computes."""
+
+    gateway: GatewayEnd
+
+    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
+        self.gateway.close()
+        return super().begin(launches)
+
+
+def test_a_durable_result_for_a_gateway_that_is_gone_leaves_nothing(stack: contextlib.ExitStack) -> None:
+    mailbox, backend = Mailbox(), LeavingGateway("cpu")
+    loop, store = engine_of(mailbox, backend)
+    backend.gateway = gateway = GatewayEnd(mailbox)
+    loop.start()
+    stack.callback(loop.stop)
+    while not isinstance(gateway.receive(), Welcome):
+        pass
+    template = template_of("softmax", SoftmaxOptions(), {"x": KIND}, store="y")
+    durable = msgspec.structs.replace(template, outputs=(OutputSpec(KIND, resident="y", durable=True),))
+    gateway.send(durable, Job(1, 1, (0,)))
+    # The next gateway is welcomed behind it.
+    other = GatewayEnd(mailbox, 1)
+    stack.callback(other.close)
+    while not isinstance(other.receive(), Welcome):
+        pass
+    other.send(ListTensors(2))
+    listed = other.receive()
+    assert isinstance(listed, Tensors)
+    assert (listed.tensors, store.residents.nbytes) == ((), 0)
 
 
 def test_an_engine_ends_when_uploads_are_answered() -> None:
