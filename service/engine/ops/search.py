@@ -24,26 +24,26 @@ class EngineSearch(EngineOp[SearchOptions]):
     takes_steps = True
 
     def __init__(self) -> None:
-        # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives. `squares` are the CPU's
-        # for `l2`, in float64.
+        # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives. `centre` and `squares` are
+        # the CPU's for `l2`, in float64.
         self._norms: dict[str, WeakTensorKeyDictionary] = {
-            kind: WeakTensorKeyDictionary() for kind in ("cosine", "l2", "squares")
+            kind: WeakTensorKeyDictionary() for kind in ("cosine", "l2", "centre", "squares")
         }
 
     def cpu(self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         a, b = inputs["a"], inputs["b"]
-        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop. Distances are
-        # differences of norms and products, which agree in more digits than float32 has where points are far from 0.
-        wide = torch.float64 if a.dtype == torch.int8 or options.metric == "l2" else torch.float32
-        queries = a.to(wide)
-        scores = torch.cat([torch.matmul(queries, items.to(wide).mT) for items in _blocks(b)], -1)
+        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
+        wide = torch.float64 if a.dtype == torch.int8 else torch.float32
         if options.metric == "cosine":
-            norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
-            scores = scores.float() * _inverse_norms(a).unsqueeze(-1) * norms
+            # Of length 1 before they are multiplied, so that no product leaves the range of float32.
+            scores = _products((a * _inverse_norms(a).unsqueeze(-1)).to(wide), b)
+            scores = scores * self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
         elif options.metric == "l2":
-            squares = _squares(a).unsqueeze(-1) + self._norms_of(inputs, "squares", lambda: _squares(b))
-            # The difference of infinities would be NaN, and an infinite distance is none.
-            scores = torch.where(squares.isinf(), squares, squares - 2 * scores).clamp(min=0)
+            centre = self._norms_of(inputs, "centre", lambda: _centre(b))
+            squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
+            scores = _distances(a, b, centre, squares)
+        else:
+            scores = _products(a.to(wide), b)
         scores = scores.float()
         if (bias := inputs.get("bias")) is not None:
             scores = scores + bias.float()
@@ -92,15 +92,53 @@ def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
     return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], 1)))
 
 
-def _squares(rows: torch.Tensor) -> torch.Tensor:
-    """Sums of squares of the rows, in float64."""
+def _products(queries: torch.Tensor, items: torch.Tensor, centre: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns (…, M, N) dot products of (…, M, K) queries and (N, K) items less a centre, in the dtype of the queries."""
+    blocks = (block.to(queries.dtype) if centre is None else block.double().sub_(centre) for block in _blocks(items))
+    return torch.cat([torch.matmul(queries, block.mT) for block in blocks], -1)
+
+
+def _squares(rows: torch.Tensor, centre: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Sums of squares of the rows less a centre, in float64."""
     blocks = _blocks(rows.flatten(0, -2))
-    return torch.cat([block.double().square().sum(-1) for block in blocks]).view(rows.shape[:-1])
+    return torch.cat([block.double().sub(centre).square_().sum(-1) for block in blocks]).view(rows.shape[:-1])
 
 
 def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
-    norms = _squares(rows).float().sqrt()
+    norms = _squares(rows).sqrt()
     return torch.where(norms == 0, 0.0, 1 / norms)
+
+
+def _centre(items: torch.Tensor) -> torch.Tensor:
+    """Returns the mean of the items, in float64; 0 where it is no number, and of integers, whose distances are exact so."""
+    if not items.is_floating_point():
+        return torch.zeros(items.shape[1], dtype=torch.float64)
+    sums = torch.stack([block.double().sum(0) for block in _blocks(items)]).sum(0)
+    return (sums / max(len(items), 1)).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _distances(a: torch.Tensor, b: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Returns (…, M, N) squared distances in float64, made of norms and products.
+
+    Norms and products agree in many digits where points are far from 0 beside their distances, and those digits are lost:
+    points lie around their centre instead.
+
+    Args:
+        a: (…, M, K) queries.
+        b: (N, K) items.
+        centre: (K,) point that is subtracted from all.
+        squares: (N,) squared distances of the items from it.
+    """
+    queries = a - centre
+    products = _products(queries, b, centre if b.is_floating_point() else None)
+    sums = queries.square().sum(-1, keepdim=True) + squares
+    # The difference of infinities would be NaN, and an infinite distance is none.
+    distances = torch.where(sums.isinf(), sums, sums - 2 * products).clamp(min=0)
+    if a.is_floating_point() and bool(a.isinf().any()):
+        # Of the same infinity in both it is.
+        for end in (torch.inf, -torch.inf):
+            distances[_products((a == end).float(), b == end) > 0] = torch.nan
+    return distances
 
 
 def _nearest(

@@ -225,3 +225,43 @@ def test_int8_items_that_could_overflow_are_refused(bench: OpBench) -> None:
     wide = torch.zeros((1, 131_072), dtype=torch.int8)
     with pytest.raises(BeyondLimit, match=r"^a:"):
         bench.run("search", {"a": wide, "b": wide}, k=1)
+
+
+def test_the_nearest_among_near_duplicates(bench: OpBench) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = 1 + torch.rand(1, 512, generator=generator)
+    items = query.repeat(1000, 1)
+    # All but the last differ from the query by a unit in the last place of one element.
+    places = torch.randint(0, 512, (999,), generator=generator)
+    items[torch.arange(999), places] = torch.nextafter(items[torch.arange(999), places], torch.tensor(9.0))
+    values, indices = bench.run("search", {"a": query, "b": items}, k=1, metric="l2")
+    assert (values.tolist(), indices.tolist()) == ([[0.0]], [[999]])
+
+
+@pytest.mark.parametrize("count", [20, 40])
+def test_the_distance_of_equal_infinities_comes_last(bench: OpBench, count: int) -> None:
+    items = torch.tensor([[torch.inf]] * count + [[-torch.inf], [0.0]])
+    for sign in (1, -1):
+        values, indices = bench.run(
+            "search", {"a": sign * torch.tensor([[torch.inf]]), "b": sign * items}, k=3, metric="l2"
+        )
+        assert (values[0, :2].tolist(), indices[0].tolist()) == ([torch.inf] * 2, [count, count + 1, 0])
+        assert values[0, 2].isnan()
+
+
+@pytest.mark.parametrize("length", [1e-22, 1e-30, 1e20, 3e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_cosine_of_very_short_and_long_vectors(bench: OpBench, dtype: torch.dtype, length: float) -> None:
+    a, b = torch.tensor([[length, 0.0]]).to(dtype), torch.tensor([[0.0, length], [length, 0.0], [1.0, 1.0]]).to(dtype)
+    values, indices = bench.run("search", {"a": a, "b": b}, k=3, metric="cosine")
+    assert indices.tolist() == [[1, 2, 0]]
+    np.testing.assert_allclose(values, [[1, 0.5**0.5, 0]], rtol=1e-6)
+
+
+def test_distances_of_integers_are_exact(bench: OpBench) -> None:
+    items = torch.randint(-128, 128, (200, 64), dtype=torch.int8, generator=torch.Generator().manual_seed(1))
+    values, indices = bench.run("search", {"a": items[:5], "b": torch.cat([items, items])}, k=400, metric="l2")
+    exact = ((items[:5, None].double() - torch.cat([items, items]).double()) ** 2).sum(-1)
+    order = exact.sort(dim=-1, stable=True).indices
+    assert indices.tolist() == order.tolist()
+    assert values.double().tolist() == exact.gather(-1, order).tolist()
