@@ -70,5 +70,7 @@ def check_match(name: str, match: Match | None, version: int | None) -> None:
         PreconditionFailed: The tensor has another version.
     """
     if not is_match(match, version):
-        there = "there is no such tensor" if version is None else f"{name!r} has version {version}"
+        # A program is `program:<name>`.
+        kind, _, shown = name.rpartition(":")
+        there = f"there is no such {kind or 'tensor'}" if version is None else f"{shown!r} has version {version}"
         raise PreconditionFailed(f"if-match: {there}")

@@ -44,3 +44,18 @@ def test_without_a_condition_all_is_well() -> None:
         check_match("w", (5,), 6)
     with pytest.raises(PreconditionFailed, match="no such tensor"):
         check_match("w", ANY, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "detail"),
+    [
+        ("w", 3, "if-match: 'w' has version 3"),
+        ("w", None, "if-match: there is no such tensor"),
+        ("program:mlp", 3, "if-match: 'mlp' has version 3"),
+        ("program:mlp", None, "if-match: there is no such program"),
+    ],
+)
+def test_a_refusal_says_what_is_there(name: str, version: int | None, detail: str) -> None:
+    with pytest.raises(PreconditionFailed) as refused:
+        check_match(name, (1,), version)
+    assert refused.value.detail == detail

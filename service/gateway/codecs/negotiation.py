@@ -73,7 +73,9 @@ def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[st
         able = [codec for codec in CODECS if codec.writes(dtypes)]
         wanted = repr(accept[:64]) if accept else f"{preferred.name}, the format of the body,"
         spelled = dtypes[0] if len(dtypes) == 1 else f"{len(dtypes)} tensors of {', '.join(dtypes)}"
-        raise UnknownFormat(f"Accept: {wanted} cannot hold {spelled}; type one of {_spoken(able)}")
+        is_known = any(_quality(codec, ranges) for codec in CODECS)
+        why = f"cannot hold {spelled}" if is_known else "names no format that is written here"
+        raise UnknownFormat(f"Accept: {wanted} {why}; type one of {_spoken(able)}")
     return best
 
 
