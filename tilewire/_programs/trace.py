@@ -151,9 +151,10 @@ class _Recorder:
 
 
 def _converted(key: str, array: HostArray, dtype: str) -> HostArray:
-    if "float" in array.dtype and "int" in dtype:
+    converted = array.astype(dtype)
+    if "int" in dtype and ("float" in array.dtype or not np.array_equal(converted.data, array.data)):
         raise TypeError(f"{key}: a constant of {array.dtype} cannot become {dtype}, the dtype of the value beside it")
-    return array.astype(dtype)
+    return converted
 
 
 def _dtype_of_product(dtype: str | None) -> str | None:

@@ -337,6 +337,8 @@ def test_constants_beside_integers(client: Any, server: SpeakingServer) -> None:
     }
     with pytest.raises(TypeError, match="b: a constant of float64 cannot become int32"):
         wait(client.trace(lambda x: (x @ eye) + np.ones(6), name="wrong", x=("int8", (6, 6))))
+    with pytest.raises(TypeError, match="b: a constant of int64 cannot become int32"):
+        wait(client.trace(lambda x: (x @ eye) + np.full(6, 2**40), name="wrong", x=("int8", (6, 6))))
 
 
 def test_options_that_json_has_no_number_for(client: Any, server: SpeakingServer) -> None:
