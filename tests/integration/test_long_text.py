@@ -19,8 +19,8 @@ from tests.support.tensor_bodies import TYPES, to_npy
 pytestmark = pytest.mark.alone
 
 FLAGS = ("--gateways", "1", "--arena-bytes", "512MiB", "--max-body-bytes", "128MiB")
-# With nothing beside it the longest wait is 3 to 10 ms, but a virtual machine's cores stand still now and then. One call of a
-# parser took 170 to 300.
+# With nothing beside it the longest wait is 3 to 10 ms. Virtual machines run ten times slower for some 50 ms now and then,
+# and it is 20 to 45. One call of a parser took 170 to 300.
 MAX_WAIT_S = 0.05
 MIB = 2**20
 
