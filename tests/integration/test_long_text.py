@@ -20,7 +20,7 @@ pytestmark = pytest.mark.alone
 
 FLAGS = ("--gateways", "1", "--arena-bytes", "512MiB", "--max-body-bytes", "128MiB")
 # With nothing beside it the longest wait is 3 to 10 ms. Virtual machines run ten times slower for some 50 ms now and then,
-# and it is 20 to 45. One call of a parser took 170 to 300.
+# and it is up to 25. One call of a parser took 170 to 300.
 MAX_WAIT_S = 0.05
 MIB = 2**20
 

@@ -27,14 +27,17 @@ WHOLE_BYTES = 2**16
 # Arrays below this stay in the text, so that a body may have many of them.
 LONG_BYTES = 2**13
 # Text of whole elements that is parsed at once: a quarter of a millisecond.
-PIECE_BYTES = 2**12
+PIECE_BYTES = 2**13
+# Text in which brackets are looked for at once: less than that.
+WINDOW_BYTES = 2**15
 # Most text besides long arrays: its parser takes some 10 ms.
 MAX_REST_BYTES = 2**19
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
-_OPEN, _CLOSE, _COMMA = b"[],"[0], b"[],"[1], b"[],"[2]
+_OPEN, _CLOSE = b"[]"
 
 Array = npt.NDArray[np.float64] | npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]
 
 
 class Numbers(msgspec.Struct, eq=False):
@@ -155,36 +158,47 @@ def _end_of_string(text: bytes, quote: int) -> int:
 
 def _end_of_array(text: bytes, begin: int, end: int, what: str) -> int:
     """Index behind the bracket that closes the one at `begin`."""
-    for at, window, depth in _depths(memoryview(text)[:end], begin):
-        (closed,) = np.nonzero((depth == 0) & (window == _CLOSE))
-        if depth.max() > MAX_RANK and not (closed.size and depth[: closed[0]].max() <= MAX_RANK):
+    for at, _, places, levels in _windows(memoryview(text)[:end], begin):
+        (closed,) = np.nonzero(levels[1:] == 0)
+        inside = levels[: closed[0] + 1] if closed.size else levels
+        if inside.max() > MAX_RANK:
             raise InvalidRequest(f"{what}: nested too deeply; {MAX_RANK} dimensions are possible")
         if closed.size:
-            return at + int(closed[0]) + 1
+            return at + int(places[closed[0]]) + 1
     raise InvalidRequest(f"{what}: a list is not closed")
 
 
-def _depths(text: memoryview, begin: int) -> Iterator[tuple[int, npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
-    """Windows of a text, where each begins, and how many brackets are open behind each byte."""
-    carry = 0
-    for at in range(begin, len(text), PIECE_BYTES):
+def _windows(text: memoryview, begin: int) -> Iterator[tuple[int, bytes, Places, Places]]:
+    """Stretches of a text: first a piece, then longer ones.
+
+    Yields:
+        Where it begins, its text, where in it the n brackets are, and how many brackets are open before, between and behind
+        them: (n + 1,).
+    """
+    level, nbytes = 0, PIECE_BYTES
+    while begin < len(text):
         rest()
-        window = np.frombuffer(text, np.uint8, min(PIECE_BYTES, len(text) - at), at)
-        depth = np.cumsum((window == _OPEN).astype(np.int8) - (window == _CLOSE), dtype=np.int64) + carry
-        yield at, window, depth
-        carry = int(depth[-1])
+        window = bytes(text[begin : begin + nbytes])
+        letters = np.frombuffer(window, np.uint8)
+        opens = letters == _OPEN
+        (places,) = np.nonzero(opens | (letters == _CLOSE))
+        levels = level + np.cumsum(np.concatenate(([0], np.where(opens[places], 1, -1))))
+        yield begin, window, places, levels
+        level, begin, nbytes = int(levels[-1]), begin + len(window), WINDOW_BYTES
 
 
 def _end_of_elements(text: memoryview, begin: int) -> int:
     """Index of the comma or end behind whole elements of a list: as many as fit a piece, or one that is longer."""
     if len(text) - begin <= PIECE_BYTES:
         return len(text)
-    is_first = True
-    for at, window, depth in _depths(text, begin):
-        (commas,) = np.nonzero((depth == 0) & (window == _COMMA))
-        if commas.size:
-            return at + int(commas[-1 if is_first else 0])
-        is_first = False
+    find, step = bytes.rfind, -1
+    for at, window, places, levels in _windows(text, begin):
+        bounds = np.concatenate(([-1], places, [len(window)]))
+        for index in np.nonzero(levels == 0)[0][::step]:
+            comma = find(window, b",", bounds[index] + 1, bounds[index + 1])
+            if comma >= 0:
+                return at + comma
+        find, step = bytes.find, 1
     return len(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom, decode
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
-from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, Json
+from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, PIECE_ELEMENTS, Json
 from tilewire.service.gateway.codecs.protocol import MAX_TENSORS
 from tilewire.service.ops.op import TensorType
 
@@ -57,6 +58,33 @@ def test_nan_and_infinity_are_bare() -> None:
     np.testing.assert_array_equal(got, [np.nan, np.inf, -np.inf, np.inf])
     parts = CODEC.encode({"out": TensorType("float32", (4,))}, [memoryview(got.tobytes())])
     assert b"".join(parts) == b'{"out":[NaN,Infinity,-Infinity,Infinity],"dtype":"float32","shape":[4]}'
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (),
+        (1,),
+        (PIECE_ELEMENTS,),
+        (PIECE_ELEMENTS + 1,),
+        (3, PIECE_ELEMENTS + 5),
+        (700, 3, 5),
+        (2, 1, 2 * PIECE_ELEMENTS),
+    ],
+    ids=str,
+)
+def test_every_number_is_written_exactly(dtype: str, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(1)
+    size = math.prod(shape) * DTYPES[dtype].itemsize
+    # Any bits: the least and the greatest numbers of a dtype, NaN and infinities anywhere.
+    payload = np.frombuffer(rng.bytes(size), dtype=NUMPY[dtype]).reshape(shape)
+    parts = CODEC.encode({"out": TensorType(dtype, shape)}, [memoryview(payload.tobytes())])
+    out = json.loads(b"".join(parts))
+    assert (out["dtype"], tuple(out["shape"])) == (dtype, shape)
+    exact = np.float64 if DTYPES[dtype].is_float else np.int64
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        np.testing.assert_array_equal(np.array(out["out"], exact), payload.astype(exact))
 
 
 @pytest.mark.parametrize(
