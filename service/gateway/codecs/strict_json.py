@@ -12,6 +12,8 @@ import math
 import sys
 from collections.abc import Mapping
 
+import msgspec
+
 from tilewire.service.errors import InvalidRequest
 
 
@@ -43,8 +45,12 @@ def parse_object(
 
 
 def parse_list(data: bytes, what: str) -> object:
-    """Parses one JSON list; see `parse_object`."""
-    return _parse(data, what, _DECODER)
+    """Parses one JSON list of anything but objects; see `parse_object`."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # It is several times faster, but reads no NaN, no infinity and no object's keys twice.
+        return _parse(data, what, _DECODER)
 
 
 def _parse(data: bytes | memoryview, what: str, decoder: json.JSONDecoder) -> object:
