@@ -23,7 +23,8 @@ INTRODUCTION = """\
 at work. Everything here is imported from `tilewire`, is typed, and is safe to share between threads.
 
 `AsyncClient` has the same methods as [`Client`](#client), each to `await`. `AsyncTensor`, `AsyncTensors`,
-`AsyncKeptProgram` and `AsyncPrograms` are its handles. `async with AsyncClient(…) as c` closes it.
+`AsyncKeptProgram` and `AsyncPrograms` are its handles. `async with AsyncClient(…) as c` closes it, and so does
+`await c.aclose()`.
 """
 SECTIONS = {
     "Clients and handles": ("Client", "Tensor", "Tensors", "KeptProgram", "Programs", "Answer", "TensorInfo", "TopK"),

@@ -108,7 +108,7 @@ class Resident:
 
 
 # Versions of which a resident must have one: a number, several, those of handles or descriptions, or any.
-IfMatch = int | TensorInfo | Resident | Collection[int] | Literal["*"]
+IfMatch = int | TensorInfo | Resident | Collection[int | TensorInfo | Resident] | Literal["*"]
 # An operand that makes the answer a NumPy array: an array, a list, a number, or a resident tensor ("@weights/w1").
 HostOperand = Array | np.generic | complex | str | TensorInfo | Resident | Sequence[Any]
 # Also arrays of torch, JAX and CuPy, and whatever np.asarray takes: the answer then comes from the same library.

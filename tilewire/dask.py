@@ -13,6 +13,7 @@ need no GPU. A block that is used many times becomes a resident, named by its co
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections import defaultdict
@@ -200,14 +201,14 @@ def _product(
     """One block of a product: a row of blocks times a column of blocks."""
     out = np.zeros(shape, dtype=sums)
     for left, right in zip(lefts, rights, strict=True):
-        out += _pool_of(services).run(
+        out += _pools.of(services).run(
             "matmul", {"a": np.asarray(left)}, {"b": right}, {**options, "out_dtype": sums.name}
         )
     return out.astype(result, copy=False)
 
 
 def _run_block(array: Array, services: Services, op: str, name: str, options: Mapping[str, Any]) -> Array:
-    return _pool_of(services).run(op, {name: array}, {}, options)
+    return _pools.of(services).run(op, {name: array}, {}, options)
 
 
 class _Pool:
@@ -295,24 +296,38 @@ class _Pool:
             return True
 
 
-# Connections are kept over tasks: a worker gets an equal `Services` with each.
-_pools: dict[Services, _Pool] = {}
-_pools_guard = threading.Lock()
+class _Pools:
+    """The pools of this process. Connections are kept over tasks: a worker gets an equal `Services` with each."""
+
+    def __init__(self) -> None:
+        self._made: dict[Services, _Pool] = {}
+        self._guard = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            # A thread that a forked process lacks may hold a lock there.
+            os.register_at_fork(after_in_child=self._reset)
+
+    def of(self, services: Services) -> _Pool:
+        with self._guard:
+            if services not in self._made:
+                self._made[services] = _Pool(services)
+            return self._made[services]
+
+    def close(self) -> None:
+        with self._guard:
+            for pool in self._made.values():
+                pool.close()
+            self._made.clear()
+
+    def _reset(self) -> None:
+        self._made, self._guard = {}, threading.Lock()
 
 
-def _pool_of(services: Services) -> _Pool:
-    with _pools_guard:
-        if services not in _pools:
-            _pools[services] = _Pool(services)
-        return _pools[services]
+_pools = _Pools()
 
 
 def close() -> None:
     """Closes the connections of this process; later blocks open new ones."""
-    with _pools_guard:
-        for pool in _pools.values():
-            pool.close()
-        _pools.clear()
+    _pools.close()
 
 
 def _waits() -> Iterator[float]:
@@ -323,7 +338,7 @@ def _waits() -> Iterator[float]:
 
 
 def _row_sums(rows: Array, ones: Array, *, services: Services, options: Mapping[str, Any]) -> Array:
-    return _pool_of(services).run("matmul", {"a": rows}, {"b": Block.of(ones)}, options)
+    return _pools.of(services).run("matmul", {"a": rows}, {"b": Block.of(ones)}, options)
 
 
 # ── checks ────────────────────────────────────────────────────────────────────────────────────────

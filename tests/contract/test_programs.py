@@ -234,6 +234,8 @@ def test_a_program_travels_with_its_inputs(client: httpx.Client, mlp: str) -> No
     check(np.array(document["values"]), np.array(document["indices"]))
     check_problem(client.post("/v1/run", content=body), 400, "program")
     check_problem(client.post("/v1/run", json={"program": {"steps": 1}, "x": X.tolist()}), 400, "program")
+    for wrong in ([1] * 40_000, {"steps": [1] * 40_000}, {**MLP, "outputs": [{"a": [1] * 40_000}]}):
+        check_problem(client.post("/v1/run", json={"program": wrong, "x": X.tolist()}), 400, "program")
 
 
 def test_a_resident_that_is_not_there_is_named_with_its_step(client: httpx.Client, mlp: str) -> None:

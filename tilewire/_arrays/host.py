@@ -42,8 +42,10 @@ class HostArray:
         """Views an array of NumPy or of a library that speaks DLPack; anything else becomes a NumPy array.
 
         Raises:
-            TypeError: A dtype that cannot be sent.
+            TypeError: A dtype that cannot be sent, or a masked array with masked elements.
         """
+        if isinstance(value, np.ndarray) and type(value) is not np.ndarray and np.ma.is_masked(value):
+            raise TypeError("a masked array loses its mask; fill it, as x.filled(0)")
         if is_foreign(value):
             return cls(*from_foreign(value))
         array = np.asarray(value)

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -57,7 +58,7 @@ class AsyncClient(AsyncProgramCalls):
         self._max_retries = max_retries
         super().__init__(Rules.of(cast))
         shared = wire.client_headers(api_key, headers)
-        self._transport = make_transport(self._base_url, timeout, shared, transport)
+        self._transport = wire.OwnTransport(partial(make_transport, self._base_url, timeout, shared, transport))
 
     async def live(self) -> bool:
         """Whether a server answers."""
@@ -89,7 +90,7 @@ class AsyncClient(AsyncProgramCalls):
 
     async def aclose(self) -> None:
         """Closes the connections."""
-        await self._transport.aclose()
+        await self._transport.get().aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,7 +106,7 @@ class AsyncClient(AsyncProgramCalls):
     async def _is_ok(self, kind: Literal["live", "ready"]) -> bool:
         request = requests.is_ok(kind)
         try:
-            return request.parse(await self._transport.exchange(request.call), self._handle)
+            return request.parse(await self._transport.get().exchange(request.call), self._handle)
         except ConnectionFailed:
             return False
 
@@ -114,7 +115,7 @@ class AsyncClient(AsyncProgramCalls):
         while True:
             outcome: wire.Reply | ConnectionFailed
             try:
-                outcome = await self._transport.exchange(retries.next_call())
+                outcome = await self._transport.get().exchange(retries.next_call())
             except ConnectionFailed as error:
                 outcome = error
             wait_s = retries.wait_s(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Client(ProgramCalls):
-    """Calls a Tilewire server and waits for its answers. Safe to share between threads.
+    """Calls a Tilewire server and waits for its answers. Safe to share between threads, and with forked processes.
 
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
 
@@ -56,7 +57,7 @@ class Client(ProgramCalls):
         self._max_retries = max_retries
         super().__init__(Rules.of(cast))
         shared = wire.client_headers(api_key, headers)
-        self._transport = make_transport(self._base_url, timeout, shared, transport)
+        self._transport = wire.OwnTransport(partial(make_transport, self._base_url, timeout, shared, transport))
 
     def live(self) -> bool:
         """Whether a server answers."""
@@ -88,7 +89,7 @@ class Client(ProgramCalls):
 
     def close(self) -> None:
         """Closes the connections."""
-        self._transport.close()
+        self._transport.get().close()
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +105,7 @@ class Client(ProgramCalls):
     def _is_ok(self, kind: Literal["live", "ready"]) -> bool:
         request = requests.is_ok(kind)
         try:
-            return request.parse(self._transport.exchange(request.call), self._handle)
+            return request.parse(self._transport.get().exchange(request.call), self._handle)
         except ConnectionFailed:
             return False
 
@@ -113,7 +114,7 @@ class Client(ProgramCalls):
         while True:
             outcome: wire.Reply | ConnectionFailed
             try:
-                outcome = self._transport.exchange(retries.next_call())
+                outcome = self._transport.get().exchange(retries.next_call())
             except ConnectionFailed as error:
                 outcome = error
             wait_s = retries.wait_s(outcome)

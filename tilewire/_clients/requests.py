@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -26,6 +27,7 @@ MakeHandle = Callable[[TensorInfo], Any]
 
 # Options that are headers.
 _HEADERS = ("timeout_ms", "request_id", "if_match")
+_VERSIONS = 'a version such as handle.version, several, or "*"'
 # Inputs in the order in which their resident is the key of a request: the large operand first.
 _KEYS = ("b", "a", "x", "y")
 
@@ -247,6 +249,9 @@ def _call(
         headers["X-Request-Id"] = str(options["request_id"])
     timeout_ms = options.get("timeout_ms")
     if timeout_ms is not None:
+        if not isinstance(timeout_ms, int | float | np.integer | np.floating):
+            raise TypeError(f"timeout_ms: expected milliseconds, got {timeout_ms!r}")
+        timeout_ms = float(timeout_ms)
         if not timeout_ms > 0:
             raise ValueError(f"timeout_ms: expected more than 0, got {timeout_ms}")
         headers["X-Timeout-Ms"] = str(max(1, round(timeout_ms)))
@@ -269,18 +274,28 @@ def _condition(if_match: IfMatch | None) -> dict[str, str]:
         return {}
     if if_match == "*":
         return {"If-Match": "*"}
-    wanted: Any = if_match
-    if isinstance(if_match, TensorInfo | Resident):
-        described = if_match if isinstance(if_match, TensorInfo) else if_match.described
-        wanted = None if described is None else described.version
-        if wanted is None:
-            raise TypeError(
-                f"if_match: the version of @{if_match.name} is not known; type c.tensors[{if_match.name!r}].describe()"
-            )
-    versions = list(wanted) if isinstance(wanted, Collection) and not isinstance(wanted, str | bytes) else [wanted]
-    if not versions or not all(type(one) is int and one >= 0 for one in versions):
-        raise TypeError(f'if_match: expected a version such as handle.version, several, or "*"; got {if_match!r}')
+    is_several = isinstance(if_match, Collection) and not isinstance(if_match, str | bytes | TensorInfo | Resident)
+    wanted: Any = if_match if is_several else [if_match]
+    versions = [_version_of(one) for one in wanted]
+    if not versions or not all(one >= 0 for one in versions):
+        raise TypeError(f"if_match: expected {_VERSIONS}; got {if_match!r}")
     return {"If-Match": ", ".join(f'"{one}"' for one in versions)}
+
+
+def _version_of(one: Any) -> int:
+    if isinstance(one, TensorInfo | Resident):
+        described = one if isinstance(one, TensorInfo) else one.described
+        if described is None or described.version is None:
+            raise TypeError(
+                f"if_match: the version of @{one.name} is not known; type c.tensors[{one.name!r}].describe()"
+            )
+        return described.version
+    try:
+        if not isinstance(one, bool):
+            return operator.index(one)
+    except TypeError:
+        pass
+    raise TypeError(f"if_match: expected {_VERSIONS}; got {one!r}")
 
 
 def _tensor_call(method: str, name: str, if_match: IfMatch | None = None) -> Call:

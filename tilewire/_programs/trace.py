@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -76,7 +77,7 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
         TypeError: A missing argument, or code that no op computes.
         ValueError: More steps than a program may have, or a name of a result that is another value's.
     """
-    recorder = _Recorder(name)
+    recorder = _Recorder(name, inputs)
     specs = {key: _spec(key, given) for key, given in inputs.items()}
     try:
         inspect.signature(function).bind(**specs)
@@ -95,8 +96,9 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
 class _Recorder:
     """The steps and constants so far."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, inputs: Collection[str]) -> None:
         self.name = name
+        self._inputs = inputs
         self.steps: list[Step] = []
         self.constants: dict[str, HostArray] = {}
         self._known: dict[int, tuple[Any, str]] = {}
@@ -119,10 +121,13 @@ class _Recorder:
         named = {
             key: self._name_of(key, value, op, like, out_dtype) for key, value in inputs.items() if value is not None
         }
-        names = tuple(f"{output}{len(self.steps)}" for output in outputs)
+        names = tuple(self._fresh(f"{output}{len(self.steps)}") for output in outputs)
         kept = {key: value for key, value in options.items() if value is not None}
         self.steps.append(Step(op, named, names, kept))
         return tuple(Traced(self, name, dtype) for name, dtype in zip(names, dtypes, strict=True))
+
+    def _fresh(self, name: str) -> str:
+        return self._fresh(f"{name}_") if name in self._inputs else name
 
     def _name_of(self, key: str, value: Any, op: str, like: str | None, out_dtype: str | None) -> str:
         if isinstance(value, Traced):
@@ -415,6 +420,8 @@ def _results(result: Any, name: str) -> dict[str, Traced]:
         results = result._asdict()
     elif isinstance(result, tuple | list):
         results = {value.name if isinstance(value, Traced) else "": value for value in result}
+        if len(results) < len(result) and "" not in results:
+            raise ValueError(f"{name}: returns one value twice")
     if not results or not all(isinstance(value, Traced) for value in results.values()):
         raise TypeError(f"{name}: expected it to return recorded values, one, a tuple or a dict of them")
     return results
@@ -432,16 +439,23 @@ def _names(
         wanted: Beginning of an error's words where the user chose the names; None where a name that is taken is left out.
     """
     names: dict[str, str] = {}
-    taken = {*inputs, *(name for step in steps for name in step.outputs)} - {value.name for value in results.values()}
     for new, value in results.items():
-        is_free = new not in taken and value.name not in inputs and value.name not in names
-        if is_free or new == value.name:
+        why = ""
+        if value.name in inputs:
+            why = "" if new == value.name else f"the value is the input {value.name!r}"
+        elif new in inputs:
+            why = "it is an input's"
+        elif value.name in names:
+            why = f"the value is {names[value.name]!r} already"
+        if not why:
             names[value.name] = new
         elif wanted is not None:
-            raise ValueError(
-                f"{wanted}{new!r} cannot be the name of a result: it is an input's, or the value has another"
-            )
-    return names
+            raise ValueError(f"{wanted}{new!r} cannot be the name of a result: {why}")
+    # What lies between gives way to a name that a user chose.
+    taken = {*inputs, *names.values()}
+    between = {name for step in steps for name in step.outputs} - names.keys()
+    fresh = (name for number in count() if (name := f"v{number}") not in taken | between)
+    return names | {name: next(fresh) for name in sorted(between & taken)}
 
 
 def _renamed(step: Step, names: Mapping[str, str]) -> Step:

@@ -20,7 +20,7 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import MAX_RANK
-from tilewire.service.gateway.codecs.strict_json import parse_list, parse_object, refuse_overflow
+from tilewire.service.gateway.codecs.strict_json import LongArray, parse_list, parse_object, refuse_overflow
 
 # Text of up to this is parsed at once: about a millisecond.
 WHOLE_BYTES = 2**16
@@ -60,12 +60,6 @@ class Numbers(msgspec.Struct, eq=False):
     def has_infinity(self) -> bool:
         """Whether a number is infinite."""
         return any(piece.dtype.kind == "f" and bool(np.isinf(piece).any()) for piece in self.pieces)
-
-
-class LongArray(msgspec.Struct, eq=False):
-    """The text of a long array in a parsed document, from bracket to bracket; not read yet."""
-
-    text: memoryview
 
 
 class Document(msgspec.Struct, eq=False):
@@ -128,8 +122,10 @@ def _cut_out(text: bytes, what: str) -> tuple[bytes, dict[str, object]]:
         end = quote if quote >= 0 else len(text)
         begin = text.find(b"[", scanned, end) if end - scanned > LONG_BYTES else -1
         # Between two strings an array of numbers can only be the value of the first.
-        if begin >= 0 and text[scanned:begin].strip() == b":":
-            scanned = _end_of_array(text, begin, end, what)
+        is_value = begin >= 0 and text[scanned:begin].strip() == b":"
+        closed = _end_of_array(text, begin, end, what) if is_value else None
+        if closed is not None:
+            scanned = closed
             if scanned - begin > LONG_BYTES:
                 name = f"{token}{len(arrays)}"
                 rest += [text[kept:begin], f'"{name}"'.encode()]
@@ -156,8 +152,8 @@ def _end_of_string(text: bytes, quote: int) -> int:
     return len(text)
 
 
-def _end_of_array(text: bytes, begin: int, end: int, what: str) -> int:
-    """Index behind the bracket that closes the one at `begin`."""
+def _end_of_array(text: bytes, begin: int, end: int, what: str) -> int | None:
+    """Index behind the bracket that closes the one at `begin`; None where a string comes first, at `end`."""
     for at, _, places, levels in _windows(memoryview(text)[:end], begin):
         (closed,) = np.nonzero(levels[1:] == 0)
         inside = levels[: closed[0] + 1] if closed.size else levels
@@ -165,7 +161,9 @@ def _end_of_array(text: bytes, begin: int, end: int, what: str) -> int:
             raise InvalidRequest(f"{what}: nested too deeply; {MAX_RANK} dimensions are possible")
         if closed.size:
             return at + int(places[closed[0]]) + 1
-    raise InvalidRequest(f"{what}: a list is not closed")
+    if end == len(text):
+        raise InvalidRequest(f"{what}: a list is not closed")
+    return None
 
 
 def _windows(text: memoryview, begin: int) -> Iterator[tuple[int, bytes, Places, Places]]:

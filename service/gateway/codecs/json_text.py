@@ -18,6 +18,7 @@ from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document
 from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
 from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import check_shape
+from tilewire.service.gateway.codecs.strict_json import kind_of
 from tilewire.service.ops.op import TensorType
 
 # A Python list takes up to 20 times its text: past this, binary formats suit better.
@@ -61,7 +62,7 @@ class Json(Codec):
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
         program = parse_document(body, "JSON body").members.get(PROGRAM_KEY)
-        return {} if program is None else {PROGRAM_KEY: json.dumps(program)}
+        return {} if program is None else {PROGRAM_KEY: json.dumps(program, default=_refuse_long)}
 
     def work_bytes(self, body: memoryview) -> int:
         """All of the text."""
@@ -164,9 +165,13 @@ def _numbers(kind: TensorType, payload: memoryview) -> npt.NDArray[np.generic]:
     return array.astype(np.float32) if DTYPES[kind.dtype].is_float and array.itemsize < 4 else array
 
 
+def _refuse_long(value: object) -> object:
+    raise InvalidRequest(f"program: holds {kind_of(value)}; constants go beside it, as tensors")
+
+
 def _dtype(value: object, field: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{field}: expected the name of a dtype; got {type(value).__name__}")
+        raise InvalidRequest(f"{field}: expected the name of a dtype; got {kind_of(value)}")
     return dtype_named(value, field=field).name
 
 

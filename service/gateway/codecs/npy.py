@@ -102,8 +102,10 @@ def read_npy(data: memoryview, offset: int, field: str) -> Placed:
 def _header_text(data: memoryview, field: str) -> tuple[str, int]:
     """Returns the header dict as text and where the payload starts."""
     prefix = bytes(data[:12])
-    if not prefix.startswith(MAGIC) or len(prefix) < 10:
+    if not prefix.startswith(MAGIC):
         raise InvalidRequest(f"{field}: not an npy file; it begins with {prefix[:6]!r}")
+    if len(prefix) < 10:
+        raise InvalidRequest(f"{field}: the npy header is cut off")
     version = (prefix[6], prefix[7])
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise InvalidRequest(f"{field}: npy version {version[0]}.{version[1]}; expected 1.0, 2.0 or 3.0")

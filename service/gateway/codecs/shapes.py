@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.strict_json import kind_of
 
 # NumPy's own bound on rank; `ops.Limits.max_rank` is the configured, lower one.
 MAX_RANK = 64
@@ -18,7 +19,7 @@ def check_shape(value: object, field: str) -> tuple[int, ...]:
         InvalidRequest: Not a list of whole, non-negative numbers, or beyond any format's bounds.
     """
     if not isinstance(value, list | tuple):
-        raise InvalidRequest(f"{field} is {type(value).__name__}; expected a list of integers")
+        raise InvalidRequest(f"{field} is {kind_of(value)}; expected a list of integers")
     if len(value) > MAX_RANK:
         raise InvalidRequest(f"{field} has {len(value)} dimensions; at most {MAX_RANK} are possible")
     for dim in value:

@@ -189,7 +189,7 @@ def test_reads_demand_a_version(call: Call, server: SpeakingServer, tmp_path: Pa
     new = call("put", "w", 2 * EYE)
     program: dict[str, Any] = {"inputs": {"x": {"dtype": "float32", "shape": [3, 3]}}, "outputs": ["y"]}
     program["steps"] = [{"op": "matmul", "inputs": {"a": "x", "b": "@w"}, "as": "y"}]
-    for demanded in (new, new.version, call("head", "w"), "*", [17, 18]):
+    for demanded in (new, new.version, call("head", "w"), "*", [17, 18], np.int64(18), [old, new]):
         np.testing.assert_array_equal(call("get", "w", if_match=demanded), 2 * EYE)
         np.testing.assert_array_equal(call("matmul", EYE, "@w", if_match=demanded), 2 * EYE)
         np.testing.assert_array_equal(call("softmax", "@w", if_match=demanded).shape, (3, 3))

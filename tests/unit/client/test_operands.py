@@ -45,6 +45,12 @@ def test_promotion(names: tuple[str, ...], common: str) -> None:
         assert np.result_type(*(np.dtype(getattr(ml_dtypes, name, name)) for name in names)).name == common
 
 
+def test_masked_elements_are_not_sent() -> None:
+    with pytest.raises(TypeError, match="filled"):
+        HostArray.of(np.ma.masked_greater(F32, 0))
+    assert HostArray.of(np.ma.masked_greater(F32, 2)).data is not None
+
+
 @pytest.mark.parametrize("names", [("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "int8")])
 def test_dtypes_that_nothing_holds(names: tuple[str, ...]) -> None:
     with pytest.raises(TypeError, match="no dtype holds"):

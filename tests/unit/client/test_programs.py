@@ -296,9 +296,33 @@ def test_results_have_names(client: Any, server: SpeakingServer) -> None:
     # A name that an input has already stays with it.
     kept = wait(client.trace(lambda out: out.softmax(), name="taken", out=("float32", (-1, 6))))
     np.testing.assert_allclose(wait(kept(out=X)).sum(-1), 1, rtol=1e-5)
-    for wrong in (lambda x: {"x": x.relu()}, lambda x: dict.fromkeys(("a", "b"), x.relu())):
-        with pytest.raises(ValueError, match="name"):
+    wrongs: list[tuple[Any, str]] = [
+        (lambda x: {"x": x.relu()}, "'x' cannot be the name of a result: it is an input's"),
+        (lambda x: {"a": x, "b": x.relu()}, "'a' cannot be the name of a result: the value is the input 'x'"),
+        (lambda x: dict.fromkeys(("a", "b"), x.relu()), "'b' cannot be the name of a result: the value is 'a' already"),
+        (lambda x: (x.relu(),) * 2, "returns one value twice"),
+    ]
+    for wrong, message in wrongs:
+        with pytest.raises(ValueError, match=message):
             wait(client.trace(wrong, name="wrong", x=("float32", (-1, 6))))
+
+
+def test_names_of_the_recorder_give_way(client: Any) -> None:
+    def net(v0: Any, v2_: Any) -> Any:
+        h = v0.relu()
+        p = (h + v2_).softmax()
+        return {"v1": p, "v2": p.relu(), "v3": h}
+
+    spec = ("float32", (-1, 6))
+    found = wait(wait(client.trace(net, v0=spec, v2_=spec))(v0=X, v2_=X))
+    np.testing.assert_array_equal(found["v3"], np.maximum(X, 0))
+    np.testing.assert_array_equal(found["v1"], found["v2"])
+    np.testing.assert_allclose(found["v1"].sum(-1), 1, rtol=1e-5)
+
+    between = wait(client.trace(lambda x: {"v1": x + 1, "v0": (x + 1) * 2}, name="between", x=spec))
+    found = wait(between(x=X))
+    np.testing.assert_array_equal(found["v1"], X + 1)
+    np.testing.assert_array_equal(found["v0"], (X + 1) * 2)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,8 @@ def test_a_conditional_change_whose_answer_is_lost_is_in_doubt(kind: Callable[..
 def test_a_limit_that_leaves_no_time_is_refused_here(kind: Callable[..., Any], timeout_ms: float) -> None:
     with pytest.raises(ValueError, match="timeout_ms: expected more than 0"):
         softmax(kind, "http://127.0.0.1:9", timeout_ms=timeout_ms)
+    with pytest.raises(TypeError, match="timeout_ms: expected milliseconds"):
+        softmax(kind, "http://127.0.0.1:9", timeout_ms="soon")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,7 +141,7 @@ def test_a_kept_connection_that_the_server_closed_is_replaced(kind: Callable[...
         for _ in range(2):
             np.testing.assert_array_equal(wait(client.softmax(X)), X)
             # Returns once the end of the connection has come.
-            for idle in client._transport._idle:
+            for idle in client._transport.get()._idle:
                 idle.setblocking(True)
                 assert idle.recv(1, socket.MSG_PEEK) == b""
 
@@ -159,7 +161,7 @@ def test_connections_are_kept_and_shared_between_threads() -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
-        assert 1 <= len(client._transport._idle) <= 6  # type: ignore[attr-defined]
+        assert 1 <= len(client._transport.get()._idle) <= 6  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", KINDS)

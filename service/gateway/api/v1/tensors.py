@@ -54,8 +54,11 @@ def router(gateway: Gateway) -> APIRouter:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         head = context_of(request.scope).head
         info = await gateway.engines.describe(name, match=match_of(head))
-        response = Response(status_code=304 if _is_known(head, info) else 200, headers=_headers(info))
-        # That of GET depends on the format.
+        if _is_known(head, info):
+            return Response(status_code=304, headers=_headers(info))
+        codec = codec_for_accept(head.headers.get("accept"), None, [info.type.dtype])
+        response = Response(headers=_headers(info), media_type=codec.content_type)
+        # It takes the tensor itself to know it.
         del response.headers["content-length"]
         return response
 

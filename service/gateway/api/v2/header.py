@@ -16,9 +16,9 @@ from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.api.v1.query import check_name, check_storable, resident_name
 from tilewire.service.gateway.api.v2.request import InferRequest, Input, Output, Pending
-from tilewire.service.gateway.codecs.json_numbers import LongArray, Numbers, parse_document, read_numbers
+from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document, read_numbers
 from tilewire.service.gateway.codecs.shapes import check_shape
-from tilewire.service.gateway.codecs.strict_json import refuse_overflow
+from tilewire.service.gateway.codecs.strict_json import kind_of, refuse_overflow
 from tilewire.service.gateway.request.adapter import Region
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import parse_options
@@ -90,7 +90,7 @@ def read_document(op: AnyOp, document: Mapping[str, object]) -> InferRequest:
 
 def _read_id(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise InvalidRequest(f"id: expected a string; got {type(value).__name__}")
+        raise InvalidRequest(f"id: expected a string; got {kind_of(value)}")
     if value and len(value) > MAX_ID_LETTERS:
         raise InvalidRequest(f"id: {len(value)} characters; at most {MAX_ID_LETTERS} are echoed")
     return value or None
@@ -161,7 +161,7 @@ def _read_type(name: str, entry: Mapping[str, object]) -> TensorType:
     datatype = entry.get("datatype")
     dtype = BY_OIP.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
-        wrong = repr(datatype[:64]) if isinstance(datatype, str) else _kind_of(datatype)
+        wrong = repr(datatype[:64]) if isinstance(datatype, str) else kind_of(datatype)
         raise InvalidRequest(f"{name}: datatype {wrong}; expected one of {', '.join(BY_OIP)}")
     return TensorType(dtype.name, check_shape(entry.get("shape"), f"{name}: shape"))
 
@@ -177,7 +177,7 @@ def _resident_parameter(name: str, value: object, pending: tuple[Pending, ...]) 
 
 def _resident(value: object, name: str) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(f"{name}: resident: expected a name; got {_kind_of(value)}")
+        raise InvalidRequest(f"{name}: resident: expected a name; got {kind_of(value)}")
     return check_name(value.removeprefix("@"), field=name)
 
 
@@ -219,14 +219,14 @@ def _read_region(parameters: Mapping[str, object], name: str) -> Region | None:
 def _entries(op: AnyOp, value: object, field: str, known: Sequence[str]) -> Iterator[tuple[str, dict[str, object]]]:
     """Yields the objects of `inputs` or `outputs` by name, each of a known one and once."""
     if not isinstance(value, list):
-        raise InvalidRequest(f"{field}: expected a list; got {_kind_of(value)}")
+        raise InvalidRequest(f"{field}: expected a list; got {kind_of(value)}")
     names: set[str] = set()
     for entry in value:
         if not isinstance(entry, dict):
-            raise InvalidRequest(f"{field}: expected objects; got {_kind_of(entry)}")
+            raise InvalidRequest(f"{field}: expected objects; got {kind_of(entry)}")
         name = entry.get("name")
         if not isinstance(name, str):
-            raise InvalidRequest(f"{field}: name: expected a string; got {_kind_of(name)}")
+            raise InvalidRequest(f"{field}: name: expected a string; got {kind_of(name)}")
         if name not in known:
             raise InvalidRequest(f"{field}: {op.name} has no {field[:-1]} {name[:64]!r}; it has {', '.join(known)}")
         if name in names:
@@ -239,11 +239,11 @@ def _parameters(entry: Mapping[str, object], field: str, known: tuple[str, ...] 
     """The `parameters` of an object: names and scalars. Without `known`, the caller checks the names."""
     value = entry.get("parameters", {})
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{field}: expected an object; got {_kind_of(value)}")
+        raise InvalidRequest(f"{field}: expected an object; got {kind_of(value)}")
     for name, one in value.items():
         if type(one) not in _SCALARS:
             raise InvalidRequest(
-                f"{field}: {name[:64]!r}: expected a string, a number or a boolean; got {_kind_of(one)}"
+                f"{field}: {name[:64]!r}: expected a string, a number or a boolean; got {kind_of(one)}"
             )
         if known is not None and name not in known:
             raise InvalidRequest(f"{field}: {name[:64]!r} is not offered; expected one of {', '.join(known)}")
@@ -259,11 +259,5 @@ def _whole(value: object, field: str) -> int:
 
 def _flag(value: object, field: str) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{field}: expected true or false; got {_kind_of(value)}")
+        raise InvalidRequest(f"{field}: expected true or false; got {kind_of(value)}")
     return value
-
-
-def _kind_of(value: object) -> str:
-    if isinstance(value, LongArray):
-        return "a long list of numbers"
-    return "nothing" if value is None else type(value).__name__

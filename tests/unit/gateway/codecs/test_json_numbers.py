@@ -22,11 +22,11 @@ from tilewire.service.gateway.codecs.json_numbers import (
     MAX_REST_BYTES,
     PIECE_BYTES,
     WHOLE_BYTES,
-    LongArray,
     parse_document,
     read_numbers,
 )
 from tilewire.service.gateway.codecs.json_text import Json
+from tilewire.service.gateway.codecs.strict_json import LongArray
 from tilewire.service.ops.op import TensorType
 
 CODEC = Json()
@@ -71,11 +71,15 @@ NUMBERS = ",".join(["1.25"] * LONG)
         (f"[{NUMBERS},]", "'x': "),
         (f"[,{NUMBERS}]", "'x': "),
         (f"[{NUMBERS},,{NUMBERS}]", "'x': "),
-        (f"[{NUMBERS} 2]", "'x': "),
+        (f"[{NUMBERS} 2]", "'x': Expecting ',' delimiter in '"),
         (f"[{NUMBERS},nul]", "'x': "),
         (f"[{NUMBERS},null]", "NoneType"),
         (f"[{NUMBERS},true]", "bool"),
         (f"[{NUMBERS},{{}}]", "dict"),
+        (f'[{NUMBERS},"x",{NUMBERS}]', "holds a str"),
+        (f'[{{"a":[{NUMBERS}]}}]', "holds a dict"),
+        (f'{{"data": [1], "shape": [{NUMBERS}]}}', "shape is a long list of numbers"),
+        (f'{{"data": [1], "dtype": [{NUMBERS}]}}', "got a long list of numbers"),
         (f"[[{NUMBERS}],[{NUMBERS},1]]", "ragged"),
         (f"[[{NUMBERS}],1]", "ragged"),
         (f"[1,[{NUMBERS}]]", "ragged"),
@@ -83,7 +87,7 @@ NUMBERS = ",".join(["1.25"] * LONG)
         (f"[{','.join(['[]'] * LONG)},[1]]", "ragged"),
         ("[" * 70 + NUMBERS + "]" * 70, "dimensions"),
         ("[" * LONG + "]" * LONG, "nested"),
-        (f"[{NUMBERS}", "not closed"),
+        (f"[{NUMBERS}", "Expecting ',' delimiter: line 1 column"),
         ("[" * 5 * LONG, "nested"),
         (f"[{'9' * 5000},{NUMBERS}]", "'x': "),
         (f"[{'9' * WHOLE_BYTES},{NUMBERS}]", "expected numbers"),

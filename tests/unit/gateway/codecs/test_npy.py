@@ -104,6 +104,12 @@ def test_bfloat16_saved_by_numpy_points_to_safetensors() -> None:
         decode(CODEC, file.getvalue())
 
 
+def test_a_header_that_is_cut_off() -> None:
+    for end in (6, 9, 10, 60):
+        with pytest.raises(InvalidRequest, match="header"):
+            decode(CODEC, saved(np.zeros(2))[:end])
+
+
 def test_structured_dtypes() -> None:
     with pytest.raises(InvalidRequest, match="structured"):
         decode(CODEC, saved(np.zeros(2, dtype=[("x", "<f4"), ("y", "<i4")])))
