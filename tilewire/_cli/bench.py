@@ -26,6 +26,8 @@ from tilewire._variables import URL_VARIABLE
 
 WEIGHT = "tilewire-bench/weight"
 TIMEOUT_S = 60.0
+# Each is a thread.
+MAX_CONNECTIONS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ def bench(
     rows: Annotated[int, typer.Option(min=1, help="Rows of each request.")] = 16,
     columns: Annotated[int, typer.Option(min=1, help="Columns, and both dimensions of the weight.")] = 1024,
     dtype: Annotated[str, typer.Option(help="Dtype of operands.")] = "float32",
-    connections: Annotated[int, typer.Option("--connections", "-c", min=1, help="Connections that are kept busy.")] = 8,
+    connections: Annotated[
+        int, typer.Option("--connections", "-c", min=1, max=MAX_CONNECTIONS, help="Connections that are kept busy.")
+    ] = 8,
     seconds: Annotated[float, typer.Option("--seconds", "-s", min=0.1, help="Length of the run.")] = 5.0,
     key: KeyOption = None,
     is_json: JsonOption = False,

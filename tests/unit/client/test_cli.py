@@ -136,6 +136,12 @@ def test_errors_are_one_line(
         assert message in json.loads(as_json.stdout)["error"]
 
 
+def test_bench_has_a_bound_of_connections(run: Run) -> None:
+    done = run("bench", "http://127.0.0.1:9", "-c", "4097")
+    assert done.exit_code == 2
+    assert "1<=x<=4096" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [(b"", "a.npy: no .npy file"), (b"text", "a.npy: no .npy file: it begins otherwise"), (b"\x93NUMPY", "a.npy: ")],
