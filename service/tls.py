@@ -35,7 +35,10 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
-    load_certificate(context, tls)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_refuse_password)
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise TlsError(f"{tls.certificate} with {tls.key}: {_reason(error)}") from error
     if tls.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
@@ -43,18 +46,6 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
         except (OSError, ssl.SSLError) as error:
             raise TlsError(f"{tls.client_ca}: {_reason(error)}") from error
     return context
-
-
-def load_certificate(context: ssl.SSLContext, tls: TlsSettings) -> None:
-    """Reads the certificate and its key into a context; connections that are made from then on use them.
-
-    Raises:
-        TlsError: As for `make_context`.
-    """
-    try:
-        context.load_cert_chain(tls.certificate, tls.key, password=_refuse_password)
-    except (OSError, ssl.SSLError, ValueError) as error:
-        raise TlsError(f"{tls.certificate} with {tls.key}: {_reason(error)}") from error
 
 
 def version_of(tls: TlsSettings) -> tuple[object, ...]:
@@ -98,15 +89,18 @@ class CertificateWatch:
 async def keep_certificate_current(context: ssl.SSLContext, tls: TlsSettings) -> None:
     """Reads the certificate again when its files change, until cancelled; files that cannot be used change nothing."""
 
-    def read() -> None:
-        # First into a context of its own: a chain with another's key must not reach the one that serves.
-        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls)
-        load_certificate(context, tls)
+    def serve(fresh: ssl.SSLContext) -> None:
+        # A context keeps a certificate of each kind of key: one that is read into it may not replace the one that is there.
+        def take(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = fresh
+
+        context.sni_callback = take
 
     watch = CertificateWatch(tls)
     while True:
         await asyncio.sleep(RELOAD_S)
-        watch.take(read)
+        if (fresh := watch.take(lambda: make_context(tls))) is not None:
+            serve(fresh)
 
 
 def _refuse_password() -> str:

@@ -35,6 +35,8 @@ Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).v
 # A lone client that sends again as soon as it is answered is back within this.
 BUSY_POLL_S = 2e-3
 
+# What fits the messages between processes.
+MAX_INTEGER = 2**63 - 1
 MIN_ARENA_BYTES = 2**20
 # The largest body and the largest result at once in each of four gateways, with the default limits.
 MIN_DEFAULT_ARENA_BYTES = 2 * 2**30
@@ -244,6 +246,21 @@ class Settings(BaseSettings):
         le=1,
         description="Share of requests that are traced, of those whose caller does not say by traceparent.",
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_there(cls, value: object, info: ValidationInfo) -> object:
+        # As of a variable that is set from one that is not. For Path it would be the working folder, for a host all interfaces.
+        if value == "" and info.field_name not in _PARSERS:
+            raise ValueError("empty; leave it out for the default")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _is_counted(cls, value: object) -> object:
+        if isinstance(value, int) and value > MAX_INTEGER:
+            raise ValueError(f"at most {MAX_INTEGER}")
+        return value
 
     @field_validator(*_PARSERS)
     @classmethod

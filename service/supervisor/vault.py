@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from tilewire.service.errors import Unavailable
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
 from tilewire.service.supervisor.handover import Handover, Kept, KeptRegion
 
@@ -80,6 +81,9 @@ class VaultWriter:
     Args:
         fd: A sequenced-packet socket to the supervisor, which this owns; negative for no vault.
         home: Index of this engine.
+
+    Raises:
+        Unavailable: By each deposit: the supervisor is gone.
     """
 
     def __init__(self, fd: int, home: int = 0) -> None:
@@ -128,8 +132,12 @@ class VaultWriter:
             self._socket.close()
 
     def _send(self, deposit: Kept | Offer | RegionDeposit | CopyRequest | Eviction, fd: int) -> None:
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        try:
             _send(self._socket, deposit, fd)
+        except OSError as error:
+            raise Unavailable("the service ends: its supervisor is gone") from error
 
 
 class VaultFollower:

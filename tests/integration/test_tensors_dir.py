@@ -53,6 +53,7 @@ def test_a_file_that_went_bad_is_left_out_at_a_restart(start_server: StartServer
         pytest.param("a", "x" * 255, "a name is 1 to 255", marks=pytest.mark.slow),
         pytest.param("a", "\x1b[31m", "a name is 1 to 255", marks=pytest.mark.slow),
         pytest.param("pipe", None, "not a regular file", marks=pytest.mark.slow),
+        pytest.param("a", "65 dimensions", "a shape that is not served", marks=pytest.mark.slow),
     ],
 )
 def test_what_no_request_could_reach_is_refused_at_the_start(
@@ -62,7 +63,12 @@ def test_what_no_request_could_reach_is_refused_at_the_start(
     if key is None:
         os.mkfifo(path)
     else:
-        path.write_bytes(to_safetensors({key: np.ones(3, np.float32)}))
+        text = to_safetensors({"x" if key == "65 dimensions" else key: np.ones(1, np.float32)})
+        if key == "65 dimensions":
+            shape = ",".join(["1"] * 65).encode()
+            header = text[8:-4].rstrip().replace(b"[1]", b"[" + shape + b"]")
+            text = len(header).to_bytes(8, "little") + header + text[-4:]
+        path.write_bytes(text)
     done = subprocess.run(
         [*COMMAND, "--port", "0", "--device", "cpu", "--gateways", "1", "--tensors-dir", str(tmp_path)],
         capture_output=True,

@@ -18,6 +18,7 @@ from typing import TypeVar
 import httpx
 import numpy as np
 import pytest
+import trustme
 
 from tests.support.api_keys import keys_file
 from tests.support.exposition import is_idle, settles
@@ -250,11 +251,12 @@ def test_clients_without_a_certificate_stay_outside(mutual: LiveServer, certific
         unknown.get("/readyz")
 
 
-def test_a_new_certificate_is_taken_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [trustme.KeyType.ECDSA, trustme.KeyType.RSA])
+def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType) -> None:
     before = make_certificates(tmp_path)
     with serving(tmp_path / "log", *FLAGS[:4], *before.flags, tls=before.context()) as server:
         # The old authority goes with the old files, so what is trusted says what is shown.
-        after = make_certificates(tmp_path)
+        after = make_certificates(tmp_path, kind)
         server.tls = after.context()
         end_s = time.monotonic() + 30
         for gateway in server.gateways():

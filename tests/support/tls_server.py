@@ -31,10 +31,11 @@ class Certificates:
         return context
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """An authority, a server's certificate for the loopback, and a client's."""
+def make_certificates(folder: Path, kind: trustme.KeyType = trustme.KeyType.ECDSA) -> Certificates:
+    """An authority, a server's certificate for the loopback with a key of that kind, and a client's."""
     authority = trustme.CA()
-    server, client = authority.issue_cert("127.0.0.1", "localhost"), authority.issue_cert("tests@example.org")
+    server = authority.issue_cert("127.0.0.1", "localhost", key_type=kind)
+    client = authority.issue_cert("tests@example.org")
     found = Certificates(folder / "ca.pem", folder / "chain.pem", folder / "key.pem", folder / "client.pem")
     authority.cert_pem.write_to_path(str(found.authority))
     found.certificate.write_bytes(b"".join(one.bytes() for one in server.cert_chain_pems))

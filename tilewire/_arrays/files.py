@@ -6,6 +6,8 @@ import contextlib
 import mmap
 import os
 import sys
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -42,7 +44,7 @@ class Source:
         """
         try:
             arrays = self._read()
-        except (ValueError, EOFError) as error:
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{self.path}: {error}") from error
         if len(arrays) == 1:
             return {name: next(iter(arrays.values()))}
@@ -58,7 +60,8 @@ class Source:
         if suffix == ".npy":
             return {"tensor": HostArray.of(np.load(self.path, mmap_mode="r", allow_pickle=False))}
         if suffix == ".npz":
-            with np.load(self.path, allow_pickle=False) as members:
+            # NumPy leaves a file open whose archive is damaged.
+            with self.path.open("rb") as file, np.load(file, allow_pickle=False) as members:
                 return {name: HostArray.of(members[name]) for name in members.files}
         if suffix == ".safetensors":
             with self.path.open("rb") as file:

@@ -19,6 +19,9 @@ from tilewire.service.ops.program.definition import check_program_name, parse_pr
 from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.tensor_names import problem_of
 
+# NumPy's bound.
+MAX_RANK = 64
+
 
 class TensorsDirError(CannotStart):
     """A file of `tensors_dir` or `programs_dir` cannot be read, or does not fit the quota."""
@@ -78,6 +81,9 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
                 raise TensorsDirError(f"tensors_dir: {path.name!r}: {problem}")
             if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
                 raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a dtype that is not served")
+            shape = file.get_slice(key).get_shape()
+            if len(shape) > MAX_RANK or any(size >= 2**63 for size in shape):
+                raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a shape that is not served")
             tensor = file.get_tensor(key).contiguous()
             kind = TensorType(dtype_name(tensor.dtype), tuple(tensor.shape))
             yield name, HostBytes(tensor.reshape(-1).view(torch.uint8), kind, 0)

@@ -436,7 +436,7 @@ def _read_head(source: int, name: str | None, entry: Entry) -> tuple[StoredVersi
     """
     try:
         return _parse_head(source, name, entry.version)
-    except (ValueError, msgspec.DecodeError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         file = entry.path.name
         logger.error("store: %s is damaged: %s", file, error)  # noqa: TRY400  (the reason is the whole story)
         raise Damaged(f"store: {file} is damaged: {error}") from error
@@ -468,7 +468,7 @@ def _parse_head(source: int, name: str | None, version: int) -> tuple[StoredVers
 
 def _type_of(entry: _Shape) -> TensorType:
     dtype = BY_SAFETENSORS.get(entry.dtype)
-    if dtype is None or len(entry.shape) > 64 or any(size < 0 for size in entry.shape):
+    if dtype is None or len(entry.shape) > 64 or not all(0 <= size < 2**63 for size in entry.shape):
         raise ValueError("dtype and shape that are not served")
     kind = TensorType(dtype.name, entry.shape)
     if entry.data_offsets != (0, kind.nbytes):

@@ -198,10 +198,17 @@ class SharedStore:
         for one in self._watched():
             by_bucket.setdefault(bucket_of(one.name), []).append(one)
         self._seen = {bucket: seen for bucket, seen in self._seen.items() if bucket in by_bucket}
-        for bucket, those in by_bucket.items():
-            self._look_at(bucket, those)
-        self._folder.clean(self._next_cleaned)
-        self._next_cleaned = (self._next_cleaned + 1) % BUCKETS
+        cleaned, self._next_cleaned = self._next_cleaned, (self._next_cleaned + 1) % BUCKETS
+        works = [partial(self._look_at, bucket, those) for bucket, those in by_bucket.items()]
+        errors: list[OSError] = []
+        # One part that cannot be read holds up no other.
+        for work in (*works, partial(self._folder.clean, cleaned)):
+            try:
+                work()
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _look_at(self, bucket: int, watched: Sequence[Watched]) -> None:
         try:

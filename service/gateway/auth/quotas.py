@@ -23,6 +23,8 @@ from tilewire.service.keys import MAX_KEYS, Key
 
 # A bucket holds what a second brings: a client that was idle may send that at once.
 BURST_S = 1.0
+# Longest wait that a refusal names.
+MAX_WAIT_S = 86_400.0
 
 # Keys come and go while the service runs; records stay.
 RECORDS = 4 * MAX_KEYS
@@ -165,7 +167,10 @@ class Quotas:
         tag = _tag(key.name)
         wait_s, what = self._look(key, tag)
         if wait_s > 0:
-            raise OverQuota(f"key: {key.name} is over its quota of {what} per second", retry_after_s=math.ceil(wait_s))
+            raise OverQuota(
+                f"key: {key.name} is over its quota of {what} per second",
+                retry_after_s=_told(wait_s),
+            )
         self._page.add(tag, 1, nbytes)
 
     def reserve(self, key: Key, nbytes: int, own_bytes: int) -> None:
@@ -187,7 +192,10 @@ class Quotas:
         meter, used, now_s = self._meter(key, tag)
         wait_s = meter.answer_wait_s(used, now_s, own_bytes)
         if wait_s > 0:
-            raise OverQuota(f"key: {key.name} is over its quota of bytes per second", retry_after_s=math.ceil(wait_s))
+            raise OverQuota(
+                f"key: {key.name} is over its quota of bytes per second",
+                retry_after_s=_told(wait_s),
+            )
         self._page.add(tag, 0, nbytes)
 
     def charge(self, key: Key, nbytes: int) -> None:
@@ -215,3 +223,7 @@ class Quotas:
 def _tag(name: str) -> int:
     """A number that stands for a key's name in the page; never 0, which marks the end."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") | 1
+
+
+def _told(wait_s: float) -> int:
+    return math.ceil(min(wait_s, MAX_WAIT_S))

@@ -156,6 +156,18 @@ def test_files_that_are_none(run: Run, tmp_path: Path, data: bytes, message: str
         assert done.stderr.count("\n") == 1
 
 
+def test_a_damaged_npz_is_named(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.arange(1000))
+    whole = path.read_bytes()
+    for data in (b"PK\x03\x04junk", whole[:100], whole[:80] + b"\xff" * 20 + whole[100:]):
+        path.write_bytes(data)
+        done = run("put", path)
+        assert done.exit_code == 2
+        assert "a.npz: " in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_health_needs_no_key(run: Run, server: SpeakingServer, url: str) -> None:
     server.needs_key = True
     done = run("health")

@@ -109,11 +109,22 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"kernels": "fastest", "batch_invariant": True},
         {"kernels": "slowest"},
         {"tls_client_ca": "ca.pem"},
+        {"resident_bytes": "16EiB"},
+        {"max_elements": 2**63},
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         Settings(**wrong)
+
+
+@pytest.mark.parametrize("name", ["host", "metrics_host", "store", "tensors_dir", "api_keys_file", "tls_key", "port"])
+def test_an_empty_variable_is_neither_the_default_nor_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"TILEWIRE_{name.upper()}", "")
+    with pytest.raises(ValidationError, match="empty; leave it out"):
+        Settings()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +36,11 @@ from tilewire.service.ops.op import TensorType
 KIND = TensorType("float32", (2, 3))
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = "layers/w.1"
+
+
+def headed(header: dict[str, Any]) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text
 
 
 def file_of(array: np.ndarray) -> int:
@@ -232,6 +239,11 @@ def test_writers_at_once_get_versions_in_one_order(tmp_path: Path) -> None:
         ((16).to_bytes(8, "little") + b'{"__metadata__":', "damaged"),
         ((2).to_bytes(8, "little") + b"{}", "of another name"),
         ((2).to_bytes(8, "little") + b"[]", "damaged"),
+        ((20_000).to_bytes(8, "little") + b"[" * 10_000 + b"]" * 10_000, "damaged"),
+        (
+            headed({"__metadata__": {"name": W}, W: {"dtype": "F32", "shape": [2**63, 0], "data_offsets": [0, 0]}}),
+            "not served",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(

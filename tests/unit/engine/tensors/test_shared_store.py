@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written
+from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written, bucket_of
 from tilewire.service.engine.tensors.shared_store import MAX_WAITING, SharedStore, Watched
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import TensorInfo
@@ -134,6 +134,19 @@ def test_a_file_of_this_host_gives_way_to_the_store(scene: Scene) -> None:
     assert scene.look() == []
     version = scene.write("stem/w")
     assert scene.look() == [("stem/w", version)]
+
+
+def test_a_bucket_that_cannot_be_read_holds_up_no_other(scene: Scene, tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    scene.loop.names = [Watched(name, scene.write(name), 0, 1) for name in names]
+    assert scene.look() == []
+    bucket = tmp_path / f"{bucket_of('a'):02x}"
+    bucket.rename(tmp_path / "aside")
+    bucket.write_text("notes")
+    changed = {(name, scene.write(name)) for name in names[1:]}
+    with pytest.raises(NotADirectoryError):
+        scene.store.look()
+    assert set(scene.loop.run()) == changed
 
 
 def test_a_folder_that_is_gone_changes_nothing(scene: Scene, tmp_path: Path) -> None:

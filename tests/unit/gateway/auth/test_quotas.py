@@ -67,6 +67,15 @@ def test_what_went_through_another_gateway_counts_here() -> None:
     assert not admitted(other, key)
 
 
+def test_a_refusal_for_ever_says_a_day() -> None:
+    (quotas,) = gateways(1, Clock())
+    never = Key("never", DIGEST, requests_per_s=1e-309)
+    assert admitted(quotas, never)
+    with pytest.raises(OverQuota) as refused:
+        quotas.admit(never, 0)
+    assert refused.value.retry_after_s == 86_400
+
+
 def test_a_refusal_says_when_to_come_again() -> None:
     clock = Clock()
     (quotas,) = gateways(1, clock)
