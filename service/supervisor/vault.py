@@ -83,7 +83,7 @@ class VaultWriter:
         home: Index of this engine.
 
     Raises:
-        Unavailable: By each deposit: the supervisor is gone.
+        Unavailable: By each deposit that the supervisor does not take: it is gone.
     """
 
     def __init__(self, fd: int, home: int = 0) -> None:
@@ -137,7 +137,7 @@ class VaultWriter:
         try:
             _send(self._socket, deposit, fd)
         except OSError as error:
-            raise Unavailable("the service ends: its supervisor is gone") from error
+            raise Unavailable(f"no deposit with the supervisor: {error.strerror}") from error
 
 
 class VaultFollower:
