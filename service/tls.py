@@ -10,6 +10,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,20 +88,22 @@ class CertificateWatch:
 
 
 async def keep_certificate_current(context: ssl.SSLContext, tls: TlsSettings) -> None:
-    """Reads the certificate again when its files change, until cancelled; files that cannot be used change nothing."""
+    """Reads the files again when those of the certificate change, until cancelled; what cannot be used changes nothing.
 
-    def serve(fresh: ssl.SSLContext) -> None:
-        # A context keeps a certificate of each kind of key: one that is read into it may not replace the one that is there.
-        def take(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
-            connection.context = fresh
-
-        context.sni_callback = take
-
+    A context keeps one certificate of each kind of key, and a client chooses among them. So new ones are in a context of
+    their own, which takes over at the beginning of a handshake.
+    """
     watch = CertificateWatch(tls)
     while True:
         await asyncio.sleep(RELOAD_S)
         if (fresh := watch.take(lambda: make_context(tls))) is not None:
-            serve(fresh)
+            context.sni_callback = partial(_take_over, fresh)
+
+
+def _take_over(
+    fresh: ssl.SSLContext, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext
+) -> None:
+    connection.context = fresh
 
 
 def _refuse_password() -> str:

@@ -13,7 +13,6 @@ need no GPU. A block that is used many times becomes a resident, named by its co
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections import defaultdict
@@ -27,6 +26,7 @@ import numpy.typing as npt
 from tilewire._clients.client import Client
 from tilewire._errors import Busy, ConnectionFailed, NotFound, QuotaExceeded, TilewireError, Unavailable
 from tilewire._installing import how_to_install
+from tilewire._transport.of_process import OfProcess
 
 try:
     import dask.array as da
@@ -201,14 +201,16 @@ def _product(
     """One block of a product: a row of blocks times a column of blocks."""
     out = np.zeros(shape, dtype=sums)
     for left, right in zip(lefts, rights, strict=True):
-        out += _pools.of(services).run(
-            "matmul", {"a": np.asarray(left)}, {"b": right}, {**options, "out_dtype": sums.name}
+        out += (
+            _pools.get()
+            .of(services)
+            .run("matmul", {"a": np.asarray(left)}, {"b": right}, {**options, "out_dtype": sums.name})
         )
     return out.astype(result, copy=False)
 
 
 def _run_block(array: Array, services: Services, op: str, name: str, options: Mapping[str, Any]) -> Array:
-    return _pools.of(services).run(op, {name: array}, {}, options)
+    return _pools.get().of(services).run(op, {name: array}, {}, options)
 
 
 class _Pool:
@@ -297,14 +299,11 @@ class _Pool:
 
 
 class _Pools:
-    """The pools of this process. Connections are kept over tasks: a worker gets an equal `Services` with each."""
+    """Pools of connections. They are kept over tasks: a worker gets an equal `Services` with each."""
 
     def __init__(self) -> None:
         self._made: dict[Services, _Pool] = {}
         self._guard = threading.Lock()
-        if hasattr(os, "register_at_fork"):
-            # A thread that a forked process lacks may hold a lock there.
-            os.register_at_fork(after_in_child=self._reset)
 
     def of(self, services: Services) -> _Pool:
         with self._guard:
@@ -318,16 +317,13 @@ class _Pools:
                 pool.close()
             self._made.clear()
 
-    def _reset(self) -> None:
-        self._made, self._guard = {}, threading.Lock()
 
-
-_pools = _Pools()
+_pools = OfProcess(_Pools)
 
 
 def close() -> None:
     """Closes the connections of this process; later blocks open new ones."""
-    _pools.close()
+    _pools.get().close()
 
 
 def _waits() -> Iterator[float]:
@@ -338,7 +334,7 @@ def _waits() -> Iterator[float]:
 
 
 def _row_sums(rows: Array, ones: Array, *, services: Services, options: Mapping[str, Any]) -> Array:
-    return _pools.of(services).run("matmul", {"a": rows}, {"b": Block.of(ones)}, options)
+    return _pools.get().of(services).run("matmul", {"a": rows}, {"b": Block.of(ones)}, options)
 
 
 # ── checks ────────────────────────────────────────────────────────────────────────────────────────

@@ -22,6 +22,10 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest
 OutDType = Literal["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 
 FLOATS16_32 = ("float16", "bfloat16", "float32")
+# NumPy's own bound on rank; `Limits.max_rank` is the configured, lower one.
+MAX_RANK = 64
+# Largest number that fits the 64-bit integers of every process. A zero elsewhere in the shape would hide a larger one.
+MAX_DIM = 2**63 - 1
 # Options whose text is longer have a digest as their key.
 MAX_KEY_CHARACTERS = 512
 
@@ -44,6 +48,11 @@ class TensorType(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+def can_be_shape(shape: Sequence[int]) -> bool:
+    """Whether a tensor of any format can have these dimensions."""
+    return len(shape) <= MAX_RANK and all(0 <= size <= MAX_DIM for size in shape)
 
 
 Types = Mapping[str, TensorType]

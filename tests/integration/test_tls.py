@@ -251,13 +251,14 @@ def test_clients_without_a_certificate_stay_outside(mutual: LiveServer, certific
         unknown.get("/readyz")
 
 
-@pytest.mark.parametrize("kind", [trustme.KeyType.ECDSA, trustme.KeyType.RSA])
-def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType) -> None:
+@pytest.mark.parametrize(("kind", "is_mutual"), [(trustme.KeyType.ECDSA, False), (trustme.KeyType.RSA, True)])
+def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType, is_mutual: bool) -> None:
     before = make_certificates(tmp_path)
-    with serving(tmp_path / "log", *FLAGS[:4], *before.flags, tls=before.context()) as server:
+    flags = (*before.flags, "--tls-client-ca", str(before.authority)) if is_mutual else before.flags
+    with serving(tmp_path / "log", *FLAGS[:4], *flags, tls=before.context(with_client=is_mutual)) as server:
         # The old authority goes with the old files, so what is trusted says what is shown.
         after = make_certificates(tmp_path, kind)
-        server.tls = after.context()
+        server.tls = after.context(with_client=is_mutual)
         end_s = time.monotonic() + 30
         for gateway in server.gateways():
             while True:

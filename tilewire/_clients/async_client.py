@@ -16,6 +16,7 @@ from tilewire._clients.requests import Rules
 from tilewire._errors import ConnectionFailed, Unavailable
 from tilewire._transport import wire
 from tilewire._transport.async_sockets import AsyncSocketTransport
+from tilewire._transport.of_process import OfProcess
 from tilewire._transport.retry import Retries
 from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
 
@@ -58,7 +59,7 @@ class AsyncClient(AsyncProgramCalls):
         self._max_retries = max_retries
         super().__init__(Rules.of(cast))
         shared = wire.client_headers(api_key, headers)
-        self._transport = wire.OwnTransport(partial(make_transport, self._base_url, timeout, shared, transport))
+        self._transport = OfProcess(partial(make_transport, self._base_url, timeout, shared, transport))
 
     async def live(self) -> bool:
         """Whether a server answers."""

@@ -14,6 +14,7 @@ from tilewire._clients.programs import ProgramCalls
 from tilewire._clients.requests import Rules
 from tilewire._errors import ConnectionFailed, Unavailable
 from tilewire._transport import wire
+from tilewire._transport.of_process import OfProcess
 from tilewire._transport.retry import Retries
 from tilewire._transport.sockets import SocketTransport
 from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 class Client(ProgramCalls):
     """Calls a Tilewire server and waits for its answers. Safe to share between threads, and with forked processes.
 
-    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
+    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx. What a transport of
+    yours keeps open is shared with forked processes.
 
     Args:
         base_url: Address of the server, `http://…` or `https://…`.
@@ -57,7 +59,7 @@ class Client(ProgramCalls):
         self._max_retries = max_retries
         super().__init__(Rules.of(cast))
         shared = wire.client_headers(api_key, headers)
-        self._transport = wire.OwnTransport(partial(make_transport, self._base_url, timeout, shared, transport))
+        self._transport = OfProcess(partial(make_transport, self._base_url, timeout, shared, transport))
 
     def live(self) -> bool:
         """Whether a server answers."""

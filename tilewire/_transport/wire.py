@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -144,30 +143,6 @@ class AsyncTransport(Protocol):
     async def aclose(self) -> None:
         """Closes the connections."""
         ...
-
-
-_T = TypeVar("_T")
-
-
-class OwnTransport(Generic[_T]):
-    """The transport of this process: a process that was forked makes its own.
-
-    On connections that both have, each would read answers to what the other asked.
-
-    Args:
-        make: Makes a transport.
-    """
-
-    def __init__(self, make: Callable[[], _T]) -> None:
-        self._make = make
-        self._pid, self._made = os.getpid(), make()
-
-    def get(self) -> _T:
-        """Returns it."""
-        if self._pid != os.getpid():
-            self._made = self._make()
-            self._pid = os.getpid()
-        return self._made
 
 
 def checked_url(url: str) -> str:

@@ -14,13 +14,10 @@ from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy
-from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.op import TensorType, can_be_shape
 from tilewire.service.ops.program.definition import check_program_name, parse_program
 from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.tensor_names import problem_of
-
-# NumPy's bound.
-MAX_RANK = 64
 
 
 class TensorsDirError(CannotStart):
@@ -81,8 +78,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
                 raise TensorsDirError(f"tensors_dir: {path.name!r}: {problem}")
             if file.get_slice(key).get_dtype() not in BY_SAFETENSORS:
                 raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a dtype that is not served")
-            shape = file.get_slice(key).get_shape()
-            if len(shape) > MAX_RANK or any(size >= 2**63 for size in shape):
+            if not can_be_shape(file.get_slice(key).get_shape()):
                 raise TensorsDirError(f"tensors_dir: {path.name!r}: {key} has a shape that is not served")
             tensor = file.get_tensor(key).contiguous()
             kind = TensorType(dtype_name(tensor.dtype), tuple(tensor.shape))

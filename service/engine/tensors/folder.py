@@ -31,7 +31,7 @@ import msgspec
 from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
 from tilewire.service.errors import PreconditionFailed, StoreFull, TilewireError, Unavailable
 from tilewire.service.match import Match, check_match
-from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.op import TensorType, can_be_shape
 from tilewire.service.placement import PLACEMENTS, Placement
 
 logger = logging.getLogger(__name__)
@@ -468,7 +468,7 @@ def _parse_head(source: int, name: str | None, version: int) -> tuple[StoredVers
 
 def _type_of(entry: _Shape) -> TensorType:
     dtype = BY_SAFETENSORS.get(entry.dtype)
-    if dtype is None or len(entry.shape) > 64 or not all(0 <= size < 2**63 for size in entry.shape):
+    if dtype is None or not can_be_shape(entry.shape):
         raise ValueError("dtype and shape that are not served")
     kind = TensorType(dtype.name, entry.shape)
     if entry.data_offsets != (0, kind.nbytes):

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.rests import rest
-from tilewire.service.gateway.codecs.shapes import MAX_RANK
 from tilewire.service.gateway.codecs.strict_json import LongArray, parse_list, parse_object, refuse_overflow
+from tilewire.service.ops.op import MAX_RANK
 
 # Text of up to this is parsed at once: about a millisecond.
 WHOLE_BYTES = 2**16

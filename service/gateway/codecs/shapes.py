@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.strict_json import kind_of
-
-# NumPy's own bound on rank; `ops.Limits.max_rank` is the configured, lower one.
-MAX_RANK = 64
-# Largest number that fits the 64-bit integers of every process behind the gateway. A zero elsewhere in the shape would
-# hide a larger one.
-_MAX_DIM = 2**63 - 1
+from tilewire.service.ops.op import MAX_DIM, MAX_RANK
 
 
 def check_shape(value: object, field: str) -> tuple[int, ...]:
@@ -26,6 +21,6 @@ def check_shape(value: object, field: str) -> tuple[int, ...]:
         # Not isinstance: True is an int there.
         if type(dim) is not int:
             raise InvalidRequest(f"{field} holds a {type(dim).__name__}; expected integers")
-        if not 0 <= dim <= _MAX_DIM:
+        if not 0 <= dim <= MAX_DIM:
             raise InvalidRequest(f"{field} holds a dimension outside [0, 2^63 - 1]")
     return tuple(value)
