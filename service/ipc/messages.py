@@ -396,6 +396,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
         resident_bytes: Quota of resident tensors on the device.
         residing: How far the engine has followed the others.
         has_store: Whether tensors are kept in the folder of `--store`.
+        pid: Number of its process, by which its end is seen; 0 for none.
     """
 
     engine: int
@@ -407,6 +408,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     resident_bytes: int = 0
     residing: Residing = Residing(())
     has_store: bool = False
+    pid: int = 0
 
 
 class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):

@@ -212,6 +212,7 @@ def test_descriptors_that_are_few_are_left_for_the_next_engine(tmp_path: Path) -
                 ]
             (engine,) = server.engines()[:1]
             os.kill(engine, signal.SIGKILL)
+            wait_for_status(server, "/readyz", 503)
             wait_for_status(server, "/readyz", 200)
             with server.client() as client:
                 assert len(client.get("/v1/tensors").json()) == uploads.count(201)

@@ -276,6 +276,7 @@ class EngineLoop:
                 resident_bytes=self._store.residents.quota_bytes,
                 residing=self._store.attach(client),
                 has_store=self._store.residents.has_store,
+                pid=os.getpid(),
             )
         )
         logger.info("%s attached with %d bytes", client.name, client.segment.nbytes)

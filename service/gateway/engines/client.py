@@ -9,7 +9,8 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.engines.busy_poll import BusyPoller
 from tilewire.service.gateway.engines.caller import Caller
+from tilewire.service.gateway.engines.engine_process import EngineProcess
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
@@ -128,6 +130,7 @@ class EngineClient:
         # Held: the running loop is looked up with a system call.
         self._loop = asyncio.get_running_loop()
         self._lost = asyncio.Event()
+        self._process = EngineProcess(0)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         # Numbers of the templates that the engine has.
@@ -226,6 +229,7 @@ class EngineClient:
             self.residing = message
             return
         if isinstance(message, Welcome):
+            self._process = EngineProcess(message.pid)
             self.welcome, self.warming, self.residing = message, None, message.residing
             if self._on_change is not None:
                 self._on_change(message, True)
@@ -245,13 +249,21 @@ class EngineClient:
         pending, self._pending = self._pending, {}
         self._templates.clear()
         self._poller.answered(len(pending))
-        for future in pending.values():
-            if future.cancelled():
-                continue
-            future.set_exception(Unavailable("the engine restarted while it had this request"))
+        process, self._process = self._process, EngineProcess(0)
+        if pending:
+            process.on_ended(partial(_fail, list(pending.values())))
+        else:
+            process.close()
         if welcome is not None and self._on_change is not None:
             self._on_change(welcome, False)
         self._lost.set()
+
+
+def _fail(pending: Sequence[asyncio.Future[Reply]]) -> None:
+    """Ends what a lost engine had."""
+    for future in pending:
+        if not future.cancelled():
+            future.set_exception(Unavailable("the engine restarted while it had this request"))
 
 
 def state_of(engine: Engine) -> dict[str, object]:

@@ -1,10 +1,12 @@
-"""Messages to an engine that cannot be encoded, beside others of the same write."""
+"""Messages to an engine that cannot be encoded, beside others of the same write; and requests of one that has gone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
@@ -12,7 +14,7 @@ import msgspec
 import pytest
 
 from tests.support.scripted_engines import JOB, Held, Stays
-from tilewire.service.errors import InternalError
+from tilewire.service.errors import InternalError, Unavailable
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import EngineClient, Reply
 from tilewire.service.ipc.arena import Segment
@@ -34,6 +36,8 @@ from tilewire.service.ops.op import TensorType
 TEMPLATE, OFFSETS = JOB
 # One more than MessagePack can carry.
 TOO_LARGE = 2**64
+# Above the largest number of a process.
+GONE = 2**22 + 1
 
 
 class Scene:
@@ -42,13 +46,16 @@ class Scene:
     Attributes:
         client: The client, connected.
         received: Messages that the engine got.
+        lost: Set when the client has lost the engine.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, pid: int = 0) -> None:
         self.received: list[Any] = []
+        self._pid = pid
         self._address = f"\0tilewire-test-client-{os.getpid()}"
-        self._ready = asyncio.Event()
-        self.client = EngineClient(0, self._address, segment, lambda _welcome, _is_ready: self._ready.set())
+        self._ready, self.lost = asyncio.Event(), asyncio.Event()
+        changes = {True: self._ready, False: self.lost}
+        self.client = EngineClient(0, self._address, segment, lambda _welcome, is_ready: changes[is_ready].set())
 
     async def play(self, scene: Coroutine[Any, Any, None]) -> None:
         loop = asyncio.get_running_loop()
@@ -62,12 +69,16 @@ class Scene:
             os.close(fd)
             self._link: Link[Any] = Link(ToEngine, self._on_message, lambda: None)
             await loop.connect_accepted_socket(lambda: self._link, sock)
-            self._link.send(Welcome(0, "cpu", "cpu", "", "", ""))
+            self._link.send(Welcome(0, "cpu", "cpu", "", "", "", pid=self._pid))
             await self._ready.wait()
             await scene
-            self._link.close()
+            self.hang_up()
             running.cancel()
             await asyncio.wait((running,))
+
+    def hang_up(self) -> None:
+        """Closes the engine's end."""
+        self._link.close()
 
     def _on_message(self, message: Any) -> None:
         self.received.append(message)
@@ -125,6 +136,64 @@ def test_no_job_leaves_without_a_template_that_cannot_be_encoded() -> None:
 
         await scene.play(send())
         assert [one.template for one in scene.received if isinstance(one, Job)] == [TEMPLATE.id]
+
+    asyncio.run(main())
+    segment.close()
+
+
+class Silent(Scene):
+    """An engine that answers nothing."""
+
+    def _on_message(self, message: Any) -> None:
+        self.received.append(message)
+
+
+def test_a_request_ends_with_the_process_of_its_engine_and_not_with_its_socket() -> None:
+    """The driver lets kernels of a killed process go on for a while: a slot must not be anybody else's meanwhile."""
+    segment = Segment.create("test", 4096)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    async def main() -> None:
+        scene = Silent(segment, process.pid)
+
+        async def send() -> None:
+            _, future = scene.client.submit(TEMPLATE, OFFSETS, Caller(Stays(), Held()))
+            _, gone = scene.client.submit(TEMPLATE, OFFSETS, Caller(Stays(), Held()))
+            gone.cancel()
+            scene.hang_up()
+            await asyncio.wait_for(scene.lost.wait(), 30)
+            assert scene.client.outstanding == 0
+            await asyncio.wait((future,), timeout=0.1)
+            assert not future.done()
+            process.kill()
+            # Nobody has collected the process yet: it need not be.
+            with pytest.raises(Unavailable, match="restarted"):
+                await asyncio.wait_for(future, 30)
+
+        await scene.play(send())
+
+    try:
+        asyncio.run(main())
+    finally:
+        process.kill()
+        process.wait()
+    segment.close()
+
+
+@pytest.mark.parametrize("pid", [0, GONE], ids=["none", "gone"])
+def test_a_request_of_an_engine_that_has_ended_ends_at_once(pid: int) -> None:
+    segment = Segment.create("test", 4096)
+
+    async def main() -> None:
+        scene = Silent(segment, pid)
+
+        async def send() -> None:
+            _, future = scene.client.submit(TEMPLATE, OFFSETS, Caller(Stays(), Held()))
+            scene.hang_up()
+            with pytest.raises(Unavailable, match="restarted"):
+                await asyncio.wait_for(future, 30)
+
+        await scene.play(send())
 
     asyncio.run(main())
     segment.close()
