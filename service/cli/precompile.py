@@ -23,10 +23,12 @@ def run(targets: list[str], cache: Path | None, num_workers: int, console: Conso
     Without a number of processes, there is one on each core.
 
     Raises:
-        ValueError: A target that there are no kernels for, or no Triton.
+        ValueError: A target that there are no kernels for, no Triton, or a cache that is no folder.
         Failed: See there.
     """
     if cache is not None:
+        if cache.exists() and not cache.is_dir():
+            raise ValueError(f"--cache: {cache} is not a folder")
         # Triton reads it when it is imported.
         os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
     try:

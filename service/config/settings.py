@@ -6,10 +6,12 @@ Owns `Settings`, what a person sets; each process gets a slice of it (`process.p
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -38,6 +40,10 @@ BUSY_POLL_S = 2e-3
 # What fits the messages between processes.
 MAX_INTEGER = 2**63 - 1
 MIN_ARENA_BYTES = 2**20
+# Addresses of a process reach eight times as far.
+MAX_ARENA_BYTES = 2**44
+# Twice the time between two signs of life.
+MIN_ENGINE_TIMEOUT_S = 1.0
 # The largest body and the largest result at once in each of four gateways, with the default limits.
 MIN_DEFAULT_ARENA_BYTES = 2 * 2**30
 # Pinning takes the system a while for each gigabyte, before ready.
@@ -260,6 +266,8 @@ class Settings(BaseSettings):
     def _is_counted(cls, value: object) -> object:
         if isinstance(value, int) and value > MAX_INTEGER:
             raise ValueError(f"at most {MAX_INTEGER}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("expected a finite number")
         return value
 
     @field_validator(*_PARSERS)
@@ -291,8 +299,22 @@ class Settings(BaseSettings):
     @field_validator("arena_bytes")
     @classmethod
     def _is_arena(cls, value: int) -> int:
-        if 0 < value < MIN_ARENA_BYTES:
-            raise ValueError(f"at least {MIN_ARENA_BYTES} bytes, or 0")
+        if value and not MIN_ARENA_BYTES <= value <= MAX_ARENA_BYTES:
+            raise ValueError(f"{MIN_ARENA_BYTES} to {MAX_ARENA_BYTES} bytes, or 0")
+        return value
+
+    @field_validator("engine_timeout_s")
+    @classmethod
+    def _leaves_time_to_beat(cls, value: float) -> float:
+        if 0 < value < MIN_ENGINE_TIMEOUT_S:
+            raise ValueError(f"at least {MIN_ENGINE_TIMEOUT_S:g} s, or 0")
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
+            raise ValueError("expected a URL, such as http://localhost:4318")
         return value
 
     @property

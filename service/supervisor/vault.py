@@ -175,6 +175,9 @@ class VaultFollower:
                 )
             except BlockingIOError:
                 break
+            except ConnectionResetError:
+                # The supervisor was killed.
+                data = b""
             if not data:
                 self.is_open = False
                 break

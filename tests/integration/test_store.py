@@ -270,6 +270,18 @@ def test_what_was_not_used_for_longest_gives_way_and_comes_back(tmp_path: Path, 
     check_problem(host.client.put("/v1/tensors/huge", content=to_npy(np.ones(100, np.float32))), 507, "huge")
 
 
+def test_residents_of_one_request_that_the_quota_cannot_hold_are_507(tmp_path: Path, start_host: StartHost) -> None:
+    """Loading one evicts another: however often it is tried, they are never there together."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    host = start_host(folder, "--resident-bytes", str(2 * EYE.nbytes - 1))
+    for number in range(2):
+        assert host.put(f"w{number}", number).status_code == 201
+    check_problem(host.client.post("/v1/add?a=@w0&b=@w1"), 507, f"w0, w1: {2 * EYE.nbytes} bytes")
+    assert host.client.post("/v1/add?a=@w1&b=@w1").status_code == 200
+    assert [host.product(f"w{number}") for number in range(2)] == [0.0, 1.0]
+
+
 def test_many_waiters_share_one_load(hosts: tuple[Host, Host]) -> None:
     one, host = hosts
     one.put("popular", 4.0)

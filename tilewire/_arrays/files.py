@@ -118,7 +118,8 @@ class Destination:
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
                 return memoryview(mmap.mmap(file.fileno(), num_bytes))
         except OSError as error:
-            raise CannotWriteError(error) from error
+            # The name that the user gave, not that of the part.
+            raise CannotWriteError(OSError(error.errno, error.strerror, str(self.path))) from error
 
     def finish(self) -> Path:
         """Gives the whole file its name."""

@@ -116,6 +116,8 @@ def bench(
     with connected(target, key, is_json=is_json) as client:
         if op not in ("matmul", "softmax", "add"):
             raise ValueError(f"--op: {op!r} is none of matmul, softmax, add")
+        if not math.isfinite(seconds):
+            raise ValueError(f"--seconds: {seconds} is no length")
         load = Load(target, key, op, rows, columns, dtype_name(dtype), connections, seconds)  # type: ignore[arg-type]
         report = describe(load, measure(client, load))
     if is_json:

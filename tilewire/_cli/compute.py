@@ -136,6 +136,6 @@ def run(
 
 def _input_of(text: str) -> tuple[str, object]:
     name, equals, operand = text.partition("=")
-    if not equals:
+    if not equals or not name:
         raise ValueError(f"{text!r}: expected an input as NAME=OPERAND, e.g. x=x.npy")
     return name, operand_of(operand)

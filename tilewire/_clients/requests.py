@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -252,8 +253,8 @@ def _call(
         if not isinstance(timeout_ms, int | float | np.integer | np.floating):
             raise TypeError(f"timeout_ms: expected milliseconds, got {timeout_ms!r}")
         timeout_ms = float(timeout_ms)
-        if not timeout_ms > 0:
-            raise ValueError(f"timeout_ms: expected more than 0, got {timeout_ms}")
+        if not 0 < timeout_ms < math.inf:
+            raise ValueError(f"timeout_ms: expected more than 0, or None for no limit, got {timeout_ms}")
         headers["X-Timeout-Ms"] = str(max(1, round(timeout_ms)))
     call = Call("POST", path, query, headers, timeout_ms=timeout_ms)
     return _with_body(call, prepared.arrays, metadata)

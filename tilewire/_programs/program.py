@@ -90,9 +90,12 @@ class Program:
 
         Raises:
             OSError: It cannot be read.
-            ValueError: Not a program.
+            ValueError: Not a program; begins with the path.
         """
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
     def _repr_html_(self) -> str:
         cells = [(", ".join(step.outputs), step.op, ", ".join(step.inputs.values())) for step in self.steps]

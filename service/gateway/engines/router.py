@@ -158,9 +158,16 @@ class Engines:
 
         Raises:
             UnknownName: The store has none of a name.
+            ResidentQuota: The quota has no room for all of the request: loading one would evict another.
             Unavailable: It cannot be read, or one of them is large.
         """
         fields = {spec.resident: spec.name for spec in template.inputs}
+        sizes = {spec.resident: spec.type.nbytes for spec in template.inputs if spec.resident is not None}
+        quota_bytes = max((welcome.resident_bytes for welcome in self.welcomes), default=0)
+        if len(sizes) > 1 and sum(sizes.values()) > quota_bytes > 0:
+            raise ResidentQuota(
+                f"{', '.join(sizes)}: {sum(sizes.values())} bytes in one request; the quota is {quota_bytes}"
+            )
         for name in names:
             self._directory.forget(name)
             await self.describe(name, field=fields[name])

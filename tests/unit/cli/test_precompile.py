@@ -35,5 +35,12 @@ def test_a_good_target_beside_a_bad_one_compiles_nothing(cache: Path) -> None:
     assert os.environ["TRITON_CACHE_DIR"] == str(cache / "kernels")
 
 
+def test_a_cache_that_is_a_file_is_named(cache: Path) -> None:
+    (cache / "file").touch()
+    done = CliRunner().invoke(app, ["precompile", "--target", "cuda:90", "--cache", str(cache / "file")])
+    assert done.exit_code == EXIT_USAGE
+    assert "is not a folder" in done.output
+
+
 def test_no_target_is_a_usage_error() -> None:
     assert CliRunner().invoke(app, ["precompile"]).exit_code == EXIT_USAGE

@@ -77,6 +77,8 @@ def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     assert document(run("matmul", "[[1, 1]]", "@weights/w", "--store", "y", "--json"))["stored"] == "y"
     assert "stored @y2: float32 1×2" in run("matmul", "[[1, 1]]", "@weights/w", "--store", "y2").output
     assert run("get", "weights/w", tmp_path / "back.safetensors").exit_code == 0
+    nowhere = tmp_path / "nowhere" / "back.npy"
+    assert run("get", "weights/w", nowhere).stderr.endswith(f"No such file or directory: {str(nowhere)!r}\n")
     np.testing.assert_array_equal(safetensors.numpy.load_file(tmp_path / "back.safetensors")["weights/w"], X)
     assert document(run("rm", "w", "y", "--json")) == {"removed": ["w", "y"]}
     half = run("rm", "y2", "nothing")
@@ -94,7 +96,10 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     assert run("run", path, "x=[[1, 2], [3, 4]]", "--keep", "square").exit_code == 0
     assert server.programs["square"] == program
     assert document(run("run", "square", "x=[[0, 1], [1, 0]]", "--json"))["outputs"]["y"]["data"] == [[1, 0], [0, 1]]
-    assert run("run", "square", "x").exit_code == 2
+    for text in ("x", "=[[0, 1], [1, 0]]"):
+        assert "expected an input as NAME=OPERAND" in run("run", "square", text).stderr
+    path.write_text("{")
+    assert run("run", path, "x=[[1]]").stderr.startswith(f"tilewire: {path}: ")
 
 
 @pytest.mark.parametrize(
@@ -118,8 +123,10 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
         (("rm", "missing"), 1, "no tensor 'missing'"),
         (("get", "missing", "x.npy"), 1, "no tensor 'missing'"),
         (("run", "nothing.json"), 2, "nothing.json"),
+        (("get", "missing", "nowhere/x.npy"), 1, "no tensor 'missing'"),
         (("ls", "--url", "localhost:8000"), 2, "type 'http://localhost:8000'"),
         (("bench", "http://127.0.0.1:9", "--op", "conv"), 2, "--op: 'conv' is none of matmul, softmax, add"),
+        (("bench", "http://127.0.0.1:9", "--seconds", "nan"), 2, "--seconds: nan is no length"),
     ],
 )
 def test_errors_are_one_line(

@@ -100,7 +100,7 @@ def test_a_conditional_change_whose_answer_is_lost_is_in_doubt(kind: Callable[..
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("timeout_ms", [0, -5, float("nan")])
+@pytest.mark.parametrize("timeout_ms", [0, -5, float("nan"), float("inf")])
 def test_a_limit_that_leaves_no_time_is_refused_here(kind: Callable[..., Any], timeout_ms: float) -> None:
     with pytest.raises(ValueError, match="timeout_ms: expected more than 0"):
         softmax(kind, "http://127.0.0.1:9", timeout_ms=timeout_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -111,6 +112,11 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"tls_client_ca": "ca.pem"},
         {"resident_bytes": "16EiB"},
         {"max_elements": 2**63},
+        {"arena_bytes": "999999TiB"},
+        {"engine_timeout_s": 1e-9},
+        {"keep_alive_s": math.inf},
+        {"otlp_endpoint": "collector:4318"},
+        {"otlp_endpoint": "http://"},
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict) -> None:
