@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
-_SIZES = {"i32": 4, "i64": 8, "fp64": 8}
+_NUM_SCRATCH = 2
 # cuTensorMapEncodeTiled numbers element types differently from the compiler.
 _ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
 _L2_PROMOTION_128B = 2
@@ -120,45 +120,86 @@ def _attribute(function: ctypes.c_void_p, name: int) -> int:
     return value.value
 
 
-class _Block:
-    """The argument block under construction: bytes at a 64-byte boundary, and a pointer to each parameter."""
+@dataclass(frozen=True)
+class _Layout:
+    """Where the parameters of a kernel lie in its argument blocks.
 
-    def __init__(self, capacity: int) -> None:
-        self._memory = (ctypes.c_ubyte * (capacity + _MAP_ALIGNMENT))()
-        start = ctypes.addressof(self._memory)
-        self._base = -(-start // _MAP_ALIGNMENT) * _MAP_ALIGNMENT - start
-        self._used = 0
-        # Offset and size of each parameter.
-        self.parameters: list[tuple[int, int]] = []
+    Attributes:
+        block: Type of a block: maps, addresses, and a field for each scalar, extent and stride.
+        offsets: Offset of each parameter in a block, in the order of the kernel's.
+        maps: Of each descriptor: its place among the addresses, and its name. Their maps begin the block, one after another.
+        scalars: Names of the scalars.
+    """
 
-    def add(self, size: int, alignment: int) -> int:
-        """Room for one parameter; its offset in the block."""
-        offset = -(-self._used // alignment) * alignment
-        self._used = offset + size
-        self.parameters.append((offset, size))
-        return offset
+    block: type[ctypes.Structure]
+    offsets: tuple[int, ...]
+    maps: tuple[tuple[int, str], ...]
+    scalars: tuple[str, ...]
 
-    def put(self, kind: Any, value: float = 0) -> Any:
-        """A parameter of a ctypes `kind` with `value`; the live ctypes object."""
-        size = ctypes.sizeof(kind)
-        cell = kind.from_buffer(self._memory, self._base + self.add(size, size))
-        cell.value = value
-        return cell
 
-    def address(self, offset: int) -> int:
-        """Returns the address of `offset`."""
-        return ctypes.addressof(self._memory) + self._base + offset
+@functools.cache
+def _layout_of(handle: int, signature: tuple[tuple[str, str], ...], ranks: tuple[int, ...]) -> _Layout:
+    """Lays the parameters of a loaded kernel out, once for all its launches.
 
-    def pointers(self) -> Any:
-        """The driver's `kernelParams`."""
-        places = [self.address(offset) for offset, _ in self.parameters]
-        return (ctypes.c_void_p * len(places))(*places)
+    Args:
+        handle: The driver's CUfunction.
+        signature: (name, type) of the arguments, constants left out.
+        ranks: Of each descriptor, in order.
+
+    Raises:
+        LayoutError: See the module.
+    """
+    kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp64": ctypes.c_double}
+    addressed = [name for name, kind in signature if _has_address(kind)]
+    # Maps begin the block, so that their alignment is the block's. The scratch pointers stay null.
+    maps = {name: place for place, (name, kind) in enumerate(pair for pair in signature if pair[1][0] == "t")}
+    fields: list[tuple[str, Any]] = [("maps", ctypes.c_ubyte * (_MAP_BYTES * len(maps)))]
+    fields += [("addresses", ctypes.c_uint64 * len(addressed)), ("scratch", ctypes.c_uint64 * _NUM_SCRATCH)]
+    # Field of each parameter, and bytes behind its beginning.
+    parameters: list[tuple[str, int]] = []
+    for name, kind in signature:
+        if kind[0] == "*":
+            parameters.append(("addresses", 8 * addressed.index(name)))
+        elif kind[0] == "t":
+            parameters.append(("maps", _MAP_BYTES * maps[name]))
+            for letter, number in (("extent", ctypes.c_int32), ("stride", ctypes.c_int64)):
+                own = [(_part(name, letter, axis), number) for axis in range(ranks[maps[name]])]
+                fields += own
+                parameters += [(part, 0) for part, _ in own]
+        elif kind in kinds:
+            fields.append((name, kinds[kind]))
+            parameters.append((name, 0))
+        else:
+            raise LayoutError(f"{name}: no layout for {kind}")
+    parameters += [("scratch", 8 * number) for number in range(_NUM_SCRATCH)]
+    block = type("Block", (ctypes.Structure,), {"_fields_": fields})
+    sizes = [
+        {"maps": _MAP_BYTES, "addresses": 8, "scratch": 8}.get(field, getattr(block, field).size)
+        for field, _ in parameters
+    ]
+    _verify(ctypes.c_void_p(handle), sizes)
+    return _Layout(
+        block,
+        tuple(getattr(block, field).offset + behind for field, behind in parameters),
+        tuple((addressed.index(name), name) for name in maps),
+        tuple(name for name, kind in signature if kind in kinds),
+    )
+
+
+def _has_address(kind: str) -> bool:
+    """Whether an argument of this type is a pointer or a descriptor."""
+    return kind[0] in "*t"
+
+
+def _part(name: str, letter: str, axis: int) -> str:
+    """The field of an extent or stride of a descriptor; no argument has a point in its name."""
+    return f"{name}.{letter}{axis}"
 
 
 class BoundLaunch:
     """One kernel with grid and arguments bound; calling it with addresses launches it.
 
-    Not for several threads at once: they would write into the same argument block.
+    Not for several threads at once: they would write into the same argument block. Thousands are kept, one for each shape.
 
     Args:
         metadata: Triton's, of the compiled kernel.
@@ -171,40 +212,54 @@ class BoundLaunch:
         LayoutError: see the module.
     """
 
+    __slots__ = (
+        *("_addresses", "_attributes", "_block", "_config", "_config_pointer", "_function", "_launch", "_maps"),
+        "_pointers",
+    )
+
     def __init__(
         self,
         metadata: Any,
         function: Function,
-        signature: Sequence[tuple[str, str]],
+        signature: tuple[tuple[str, str], ...],
         values: dict[str, Any],
         grid: tuple[int, int, int],
     ) -> None:
         if metadata.num_ctas != 1 or metadata.global_scratch_size or metadata.profile_scratch_size:
             raise LayoutError("clusters and scratch memory are Triton's launcher's business")
-        boxes = iter(metadata.tensordesc_meta or ())
-        self._scalars: dict[str, Any] = {}
-        self._block = _Block(256 * (len(signature) + 2))
-        setters = [self._bind(name, kind, values.get(name), boxes) for name, kind in signature]
-        self._setters: tuple[Callable[[int], None], ...] = tuple(setter for setter in setters if setter is not None)
-        for _ in ("global scratch", "profile scratch"):
-            self._block.put(ctypes.c_uint64)
+        ranks = tuple(len(values[name].shape) for name, kind in signature if kind[0] == "t")
+        layout = _layout_of(function.handle, signature, ranks)
+        memory = (ctypes.c_ubyte * (ctypes.sizeof(layout.block) + _MAP_ALIGNMENT))()
+        shift = -ctypes.addressof(memory) % _MAP_ALIGNMENT
+        self._block: Any = layout.block.from_buffer(memory, shift)
+        for name in layout.scalars:
+            setattr(self._block, name, values[name])
+        begin = ctypes.addressof(self._block)
+        boxes = metadata.tensordesc_meta or ()
+        self._maps = tuple(
+            (place, self._map(name, begin + _MAP_BYTES * number, values[name], boxes[number]))
+            for number, (place, name) in enumerate(layout.maps)
+        )
+        self._addresses = self._block.addresses
         self._function = ctypes.c_void_p(function.handle)
-        _verify(self._function, self._block.parameters)
-        self._pointers = self._block.pointers()
-        threads = 32 * metadata.num_warps
-        kinds = [_COOPERATIVE] * metadata.launch_cooperative_grid
-        kinds += [_PROGRAMMATIC_STREAM_SERIALIZATION] * metadata.launch_pdl
-        self._attributes = (_LaunchAttribute * 2)(*[_LaunchAttribute(kind, 0, 1) for kind in kinds])
+        self._pointers = (ctypes.c_void_p * len(layout.offsets))(*[begin + offset for offset in layout.offsets])
+        self._attributes = _attributes(metadata.launch_cooperative_grid, metadata.launch_pdl)
         self._config = _LaunchConfig(
-            grid, (threads, 1, 1), metadata.shared, None, ctypes.addressof(self._attributes), len(kinds)
+            grid,
+            (32 * metadata.num_warps, 1, 1),
+            metadata.shared,
+            None,
+            ctypes.addressof(self._attributes),
+            metadata.launch_cooperative_grid + metadata.launch_pdl,
         )
         self._config_pointer = ctypes.byref(self._config)
         self._launch = _cuda().cuLaunchKernelEx
 
     def __call__(self, stream: int, addresses: Sequence[int]) -> None:
         """Launch on `stream` with one address for each pointer and descriptor, in order."""
-        for setter, address in zip(self._setters, addresses, strict=True):
-            setter(address)
+        self._addresses[:] = addresses
+        for place, tensor_map in self._maps:
+            tensor_map.point_to(addresses[place])
         self._config.stream = stream
         status = self._launch(self._config_pointer, self._function, self._pointers, None)
         if status:
@@ -214,32 +269,27 @@ class BoundLaunch:
         """Launch over another grid from now on, with other values of some of the scalars."""
         self._config.grid[:] = grid
         for name, value in values.items():
-            self._scalars[name].value = value
+            setattr(self._block, name, value)
 
-    def _bind(self, name: str, kind: str, value: Any, boxes: Any) -> Callable[[int], None] | None:
-        """Lay out one argument; what sets its address, None for a scalar."""
-        if kind[0] == "*":
-            cell = self._block.put(ctypes.c_uint64)
-            return functools.partial(setattr, cell, "value")
-        if kind.startswith("tensordesc"):
-            return self._bind_descriptor(value, next(boxes))
-        if kind not in _SIZES:
-            raise LayoutError(f"{name}: no layout for {kind}")
-        kinds = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp64": ctypes.c_double}
-        self._scalars[name] = self._block.put(kinds[kind], value)
-        return None
+    def _map(self, name: str, place: int, geometry: Any, box: dict[str, Any]) -> _TensorMap:
+        """Writes the extents and strides of a descriptor; the map itself waits for its first address."""
+        for letter, numbers in (("extent", geometry.shape), ("stride", geometry.strides)):
+            for axis, number in enumerate(numbers):
+                setattr(self._block, _part(name, letter, axis), number)
+        return _TensorMap(place, geometry, box)
 
-    def _bind_descriptor(self, geometry: Any, box: dict[str, Any]) -> Callable[[int], None]:
-        place = self._block.address(self._block.add(_MAP_BYTES, _MAP_ALIGNMENT))
-        for extent in geometry.shape:
-            self._block.put(ctypes.c_int32, extent)
-        for stride in geometry.strides:
-            self._block.put(ctypes.c_int64, stride)
-        return _TensorMap(place, geometry, box).point_to
+
+@functools.cache
+def _attributes(is_cooperative: bool, is_programmatic: bool) -> Any:
+    """Attributes of launches, in the driver's form."""
+    kinds = [_COOPERATIVE] * is_cooperative + [_PROGRAMMATIC_STREAM_SERIALIZATION] * is_programmatic
+    return (_LaunchAttribute * 2)(*[_LaunchAttribute(kind, 0, 1) for kind in kinds])
 
 
 class _TensorMap:
     """A descriptor inside an argument block; encoded at its first address, then only moved."""
+
+    __slots__ = ("_address", "_box", "_geometry", "_place", "_replace")
 
     def __init__(self, place: int, geometry: Any, box: dict[str, Any]) -> None:
         self._place = ctypes.c_void_p(place)
@@ -283,13 +333,13 @@ class _TensorMap:
         )
 
 
-def _verify(function: ctypes.c_void_p, parameters: Sequence[tuple[int, int]]) -> None:
+def _verify(function: ctypes.c_void_p, sizes: Sequence[int]) -> None:
     """Compare the number and sizes of our parameters with the loaded kernel's own."""
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     query = _cuda().cuFuncGetParamInfo
-    for index, (_, given) in enumerate(parameters):
+    for index, given in enumerate(sizes):
         status = query(function, ctypes.c_size_t(index), ctypes.byref(offset), ctypes.byref(size))
         if status or size.value != given:
             raise LayoutError(f"parameter {index}: we give {given} bytes, the kernel takes {size.value}")
-    if query(function, ctypes.c_size_t(len(parameters)), ctypes.byref(offset), ctypes.byref(size)) == 0:
+    if query(function, ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size)) == 0:
         raise LayoutError("the kernel takes more parameters than we give")

@@ -37,11 +37,12 @@ def test_nothing_is_written_when_a_killed_process_has_ended(tmp_path: Path) -> N
         try:
             listener.settimeout(120)
             link, _ = listener.accept()
-            link.settimeout(120)
-            assert link.recv(16) == b"queued"
-            while words[-1] < 3:
-                time.sleep(0.001)
-            written_s, lost_s, ended_s = _kill_and_watch(process.pid, link, words)
+            with link:
+                link.settimeout(120)
+                assert link.recv(16) == b"queued"
+                while words[-1] < 3:
+                    time.sleep(0.001)
+                written_s, lost_s, ended_s = _kill_and_watch(process.pid, link, words)
         finally:
             process.kill()
             process.wait()
