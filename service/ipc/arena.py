@@ -146,6 +146,7 @@ class Lease(msgspec.Struct, eq=False):
         nbytes: Requested size; the slot may be a little larger.
         spare_bytes: Requested room for something else behind them.
         spare_offset: Offset of that room, aligned as a slot is.
+        result_bytes: Bytes of both that are for results.
     """
 
     _arena: Arena | None
@@ -154,6 +155,7 @@ class Lease(msgspec.Struct, eq=False):
     _size: int
     spare_bytes: int
     spare_offset: int
+    result_bytes: int = 0
 
     @property
     def view(self) -> memoryview:

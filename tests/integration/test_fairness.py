@@ -13,10 +13,10 @@ import pytest
 from benchmarks import bench_overload
 from tests.conftest import StartServer
 from tests.support.api_keys import entry, keys_file
-from tests.support.exposition import is_idle, settles, total
+from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.live_server import LiveServer
 from tests.support.raw_http import RawConnection, head, post
-from tests.support.tensor_bodies import TYPES, to_npy
+from tests.support.tensor_bodies import TYPES, to_npy, to_safetensors
 
 SMALL = to_npy(np.ones((2, 2), np.float32))
 RIGHTS = 'ops = ["*"]\nread = ["*"]\nwrite = ["*"]\n'
@@ -81,6 +81,34 @@ def test_room_in_the_arena_goes_to_whoever_holds_least(start_server: StartServer
         slow[0].sock.close()
         quiet.send(sent[1000:])
         assert quiet.answer().status == 200
+
+
+def test_a_client_that_reads_slowly_waits_for_itself(start_server: StartServer) -> None:
+    """Small bodies whose results are large, and which nobody reads, would take all of the arena."""
+    server = start_server("--gateways", "1", "--arena-bytes", "64MiB", "--room-timeout-s", "0.5")
+    side = 2200
+    outer = to_safetensors({"a": np.ones((side, 1), np.float32), "b": np.ones((1, side), np.float32)})
+    megabyte = to_npy(np.ones((4, 2**16), np.float32))
+    with contextlib.ExitStack() as stack, server.client() as client:
+        slow = []
+        for _ in range(6):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(30)
+            sock.bind(("127.0.0.2", 0))
+            sock.connect((server.host, server.port))
+            slow.append(stack.enter_context(RawConnection(sock)))
+            slow[-1].send(post("/v1/add", outer, content_type=TYPES["safetensors"]))
+        # Half of the arena has room for one of them; the others are refused.
+        assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 1)
+        assert total(scrape(client), "tilewire_arena_bytes", state="used") < 32 * 2**20
+        for _ in range(5):
+            quiet = client.post("/v1/softmax", content=megabyte, headers={"content-type": TYPES["npy"]})
+            assert quiet.status_code == 200, quiet.text
+        statuses = sorted(connection.answer().status for connection in slow)
+        assert statuses == [200, 429, 429, 429, 429, 429]
+    with server.client() as client:
+        assert settles(client, is_idle)
 
 
 @pytest.mark.slow

@@ -117,6 +117,7 @@ class Leases:
         self._budget_bytes = budget_bytes
         self._admission: Admission | None = admission
         self._leases: list[Lease] = []
+        self._result_bytes = 0
         self._answered: asyncio.Future[Any] | None = None
 
     def __enter__(self) -> Self:
@@ -125,12 +126,12 @@ class Leases:
     def __exit__(self, *_exception: object) -> None:
         self.release()
 
-    def take_now(self, nbytes: int, spare_bytes: int = 0) -> Lease | None:
+    def take_now(self, nbytes: int, spare_bytes: int = 0, *, is_result: bool = False) -> Lease | None:
         """As `wait`, without a coroutine, and with room for `spare_bytes` behind it; None when the request must wait."""
-        lease = self._room.take_now(nbytes, spare_bytes, is_new=not self._leases)
+        lease = self._room.take_now(nbytes, self._share, spare_bytes, is_new=not self._leases, is_result=is_result)
         return None if lease is None else self._held(lease)
 
-    async def wait(self, nbytes: int) -> Lease:
+    async def wait(self, nbytes: int, *, is_result: bool = False) -> Lease:
         """Takes a slot, for a body or a result, when there is room.
 
         Raises:
@@ -138,10 +139,14 @@ class Leases:
             TooBusy: There was no room within the time-out.
         """
         self._check(nbytes)
-        return self._held(await self._room.wait(nbytes, self._share, is_new=not self._leases))
+        is_new = not self._leases
+        lease = await self._room.wait(nbytes, self._share, is_new=is_new, is_result=is_result)
+        return self._held(lease)
 
     def _held(self, lease: Lease) -> Lease:
+        """Notes a slot. The room has counted what of it is for results among those of the flow."""
         nbytes = lease.nbytes + lease.spare_bytes
+        self._result_bytes += lease.result_bytes
         self._leases.append(lease)
         self._held_bytes += nbytes
         self._share.held_bytes += nbytes
@@ -173,6 +178,8 @@ class Leases:
         self._leases.remove(lease)
         self._held_bytes -= lease.nbytes
         self._share.held_bytes -= lease.nbytes
+        self._result_bytes -= lease.result_bytes
+        self._share.result_bytes -= lease.result_bytes
         lease.release()
 
     def hold_until(self, answered: asyncio.Future[Any]) -> None:
@@ -187,7 +194,8 @@ class Leases:
             return
         # First, so that what is free now goes to whoever holds least.
         self._share.held_bytes -= self._held_bytes
-        self._held_bytes = 0
+        self._share.result_bytes -= self._result_bytes
+        self._held_bytes = self._result_bytes = 0
         for lease in self._leases:
             lease.release()
         self._leases.clear()

@@ -196,7 +196,7 @@ async def compute(
         if body is not None and body.spare_bytes >= result_bytes:
             base = body.spare_offset
         else:
-            slot = leases.take_now(result_bytes) or await leases.wait(result_bytes)
+            slot = leases.take_now(result_bytes, is_result=True) or await leases.wait(result_bytes, is_result=True)
             base = slot.offset
         offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
         places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]

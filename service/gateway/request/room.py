@@ -3,6 +3,9 @@
 A request that holds nothing takes a slot only while a multiple of it is free (`HEADROOM`), and leaves at most half of the
 arena: slow bodies of one size leave room for all much smaller requests. A request that holds a slot takes what there is, and
 is served first: when it ends, its slots come back. Of the others, the flow that holds least is served first.
+
+Results are held until their clients have read them. So those of one flow take at most half of the arena, unless it is one:
+a flow that reads slowly waits for itself.
 """
 
 from __future__ import annotations
@@ -32,12 +35,14 @@ class Share:
         flow: The flow.
         num_requests: Number of its requests under way.
         held_bytes: Bytes of the slots that they hold.
+        result_bytes: Those of them that are for results.
         waiting: Those of its requests that hold nothing and wait, in order of arrival.
     """
 
     flow: Flow
     num_requests: int = 0
     held_bytes: int = 0
+    result_bytes: int = 0
     waiting: list[_Waiter] = field(default_factory=list)
 
 
@@ -48,6 +53,7 @@ class _Waiter:
     nbytes: int
     share: Share
     is_new: bool
+    is_result: bool
     since_s: float = field(default_factory=time.monotonic)
     granted: asyncio.Future[Lease] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -63,7 +69,7 @@ class Room:
         # Flows with requests that hold none.
         self._shares: list[Share] = []
 
-    def take(self, nbytes: int, share: Share, *, is_new: bool) -> Lease:
+    def take(self, nbytes: int, share: Share, *, is_new: bool, is_result: bool = False) -> Lease:
         """Takes a slot at once, for a request that holds none yet where `is_new`.
 
         Raises:
@@ -71,32 +77,41 @@ class Room:
         """
         if (self._holders or self._shares) and not self._may_overtake(nbytes, share, is_new=is_new):
             raise TooBusy(f"no room for {nbytes} bytes: {self}")
-        return self._lease(nbytes, is_new=is_new)
+        return self._lease(nbytes, share, is_new=is_new, is_result=is_result)
 
-    def take_now(self, nbytes: int, spare_bytes: int = 0, *, is_new: bool) -> Lease | None:
+    def take_now(
+        self, nbytes: int, share: Share, spare_bytes: int = 0, *, is_new: bool, is_result: bool = False
+    ) -> Lease | None:
         """As `take`, with spare room behind the slot, but returns None when there is no room, or others wait for it."""
         arena, whole_bytes = self.arena, nbytes + spare_bytes
         if self._holders or self._shares or arena.free_bytes < (HEADROOM * whole_bytes if is_new else whole_bytes):
             return None
+        result_bytes = nbytes if is_result else spare_bytes
+        if result_bytes and self._has_its_part(result_bytes, share):
+            return None
         try:
-            return arena.lease(nbytes, spare_bytes)
+            lease = arena.lease(nbytes, spare_bytes)
         except TooBusy:
             return None
+        if result_bytes:
+            lease.result_bytes = result_bytes
+            share.result_bytes += result_bytes
+        return lease
 
-    async def wait(self, nbytes: int, share: Share, *, is_new: bool) -> Lease:
+    async def wait(self, nbytes: int, share: Share, *, is_new: bool, is_result: bool = False) -> Lease:
         """Takes a slot, when there is room for it.
 
         Raises:
             TooBusy: There was none within the time-out, or there will hardly be.
         """
         try:
-            return self.take(nbytes, share, is_new=is_new)
+            return self.take(nbytes, share, is_new=is_new, is_result=is_result)
         except TooBusy:
             if not self._timeout_s:
                 raise
         if is_new and share.waiting:
             self._check_wait(nbytes, share.waiting[0])
-        waiter = _Waiter(nbytes, share, is_new)
+        waiter = _Waiter(nbytes, share, is_new, is_result)
         self._join(waiter)
         self.arena.on_freed = self._grant
         timer = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, waiter)
@@ -119,11 +134,21 @@ class Room:
                 f"no room for {nbytes} bytes: an earlier request of this client has waited for {waited_s:.2g} s"
             )
 
-    def _lease(self, nbytes: int, *, is_new: bool) -> Lease:
+    def _lease(self, nbytes: int, share: Share, *, is_new: bool, is_result: bool) -> Lease:
         arena = self.arena
+        if is_result and self._has_its_part(nbytes, share):
+            raise TooBusy(f"no room for {nbytes} bytes: this client has {share.result_bytes} of results under way")
         if is_new and arena.free_bytes < min(HEADROOM * nbytes, nbytes + arena.capacity // 2, arena.capacity):
             raise TooBusy(f"no room for {nbytes} bytes and as much as must stay free beside them: {self}")
-        return arena.lease(nbytes)
+        lease = arena.lease(nbytes)
+        if is_result:
+            lease.result_bytes = nbytes
+            share.result_bytes += nbytes
+        return lease
+
+    def _has_its_part(self, nbytes: int, share: Share) -> bool:
+        """Whether results of a flow must be read before it has room for one more."""
+        return share.result_bytes > 0 and share.result_bytes + nbytes > self.arena.capacity // 2
 
     def _waiting(self) -> Iterator[_Waiter]:
         """All that wait, in the order in which they are served."""
@@ -133,7 +158,7 @@ class Room:
 
     def _may_overtake(self, nbytes: int, share: Share, *, is_new: bool) -> bool:
         """Whether nobody waits whose turn is before that of such a request."""
-        if any(HEADROOM * nbytes > other.nbytes for other in self._holders):
+        if any(HEADROOM * nbytes > other.nbytes and not self._waits_for_itself(other) for other in self._holders):
             return False
         if not is_new:
             return True
@@ -144,6 +169,9 @@ class Room:
             if other is share or other.held_bytes / other.flow.weight <= used
             for waiter in other.waiting
         )
+
+    def _waits_for_itself(self, waiter: _Waiter) -> bool:
+        return waiter.is_result and self._has_its_part(waiter.nbytes, waiter.share)
 
     def _join(self, waiter: _Waiter) -> None:
         share = waiter.share
@@ -163,9 +191,11 @@ class Room:
             if waiter.granted.done():
                 # Cancelled; it leaves as soon as its task runs.
                 continue
+            if self._waits_for_itself(waiter):
+                continue
             if HEADROOM * waiter.nbytes <= smallest:
                 try:
-                    lease = self._lease(waiter.nbytes, is_new=waiter.is_new)
+                    lease = self._lease(waiter.nbytes, waiter.share, is_new=waiter.is_new, is_result=waiter.is_result)
                 except TooBusy:
                     pass
                 else:
@@ -194,5 +224,7 @@ class Room:
     def _leave(self, waiter: _Waiter) -> None:
         """Takes a request out that does not wait any more; those behind it may have room."""
         if not self._take_out(waiter):
-            waiter.granted.result().release()
+            lease = waiter.granted.result()
+            waiter.share.result_bytes -= lease.result_bytes
+            lease.release()
         self._grant()

@@ -107,7 +107,7 @@ async def _download(gateway: Gateway, context: RequestContext, name: str) -> Res
                 return Response(status_code=304, headers=_headers(info))
             codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
             reserve_answer(context, info.type.nbytes)
-            lease = await leases.wait(info.type.nbytes)
+            lease = await leases.wait(info.type.nbytes, is_result=True)
             done = await gateway.engines.download(info, lease.offset)
             # It may have been replaced by another of its shape since.
             info = done.stored.info if isinstance(done, Done) and done.stored is not None else info

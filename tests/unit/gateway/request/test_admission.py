@@ -93,3 +93,25 @@ def test_a_draining_gateway_admits_nobody(room: Room) -> None:
     admission.is_draining = True
     with pytest.raises(Unavailable):
         admission.admit(FLOOD)
+
+
+def test_results_are_those_of_the_flow_until_the_request_has_left(room: Room) -> None:
+    admission = Admission(room, 8, 0)
+    leases, other = admission.admit(FLOOD), admission.admit(FLOOD)
+    assert other.take_now(64) is not None
+    # Behind the body there is room for results, too.
+    assert leases.take_now(64, 1000) is not None
+    result = leases.take_now(2**14, is_result=True)
+    assert result is not None
+    assert other.take_now(2**14, is_result=True) is None
+    leases.give_back(result)
+    assert other.take_now(2**14, is_result=True) is not None
+    leases.release()
+    # All but one are over: that one does not count against itself alone.
+    assert other.take_now(2**14, is_result=True) is not None
+    other.release()
+    assert room.arena.used_bytes == 0
+    last = admission.admit(FLOOD)
+    assert last.take_now(64) is not None
+    assert last.take_now(2**15 + 2**14, is_result=True) is not None
+    last.release()

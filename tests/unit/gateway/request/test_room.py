@@ -31,8 +31,10 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def waiting(room: Room, nbytes: int, share: Share | None = None, *, is_new: bool = True) -> asyncio.Task[Lease]:
-    return asyncio.ensure_future(room.wait(nbytes, share or LONE, is_new=is_new))
+def waiting(
+    room: Room, nbytes: int, share: Share | None = None, *, is_new: bool = True, is_result: bool = False
+) -> asyncio.Task[Lease]:
+    return asyncio.ensure_future(room.wait(nbytes, share or LONE, is_new=is_new, is_result=is_result))
 
 
 @pytest.mark.parametrize("nbytes", [1, KIB, CAPACITY // 2, CAPACITY // 2 + 1, CAPACITY])
@@ -217,6 +219,66 @@ def test_while_the_first_of_a_flow_has_waited_long_further_ones_are_refused_at_o
         held.release()
         (await other).release()
         (await first).release()
+        assert arena.used_bytes == 0
+
+    asyncio.run(run())
+
+
+# ── results ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_results_of_one_flow_wait_for_those_that_are_being_read(arena: Arena) -> None:
+    """A client that reads slowly holds at most half, and nobody else waits behind it."""
+
+    async def run() -> None:
+        room, slow, other = Room(arena, FOREVER_S), Share(Flow(1)), Share(Flow(2))
+        first = room.take(CAPACITY // 4, slow, is_new=False, is_result=True)
+        second = room.take_now(CAPACITY // 4, slow, is_new=False, is_result=True)
+        assert second is not None
+        assert slow.result_bytes == CAPACITY // 2
+        with pytest.raises(TooBusy, match="of results under way"):
+            room.take(KIB, slow, is_new=False, is_result=True)
+        assert room.take_now(KIB, slow, is_new=False, is_result=True) is None
+        assert room.take_now(KIB, slow, KIB, is_new=True) is None
+        third, left = (waiting(room, CAPACITY // 4, slow, is_new=False, is_result=True) for _ in range(2))
+        await settle()
+        # Bodies of its own, and whatever others ask for, pass.
+        for share, is_new in ((slow, True), (other, True), (other, False)):
+            passed = await asyncio.wait_for(room.wait(KIB, share, is_new=is_new), 1)
+            passed.release()
+        result = await asyncio.wait_for(room.wait(CAPACITY // 2, other, is_new=False, is_result=True), 1)
+        assert not third.done()
+        left.cancel()
+        await settle()
+        slow.result_bytes -= first.result_bytes
+        first.release()
+        granted = await asyncio.wait_for(third, 1)
+        assert granted.result_bytes == CAPACITY // 4
+        assert slow.result_bytes == CAPACITY // 2
+        for lease in (second, result, granted):
+            lease.release()
+
+    asyncio.run(run())
+
+
+def test_a_result_larger_than_half_is_alone(arena: Arena) -> None:
+    room, share = Room(arena, 0), Share(Flow(1))
+    whole = room.take(CAPACITY * 3 // 4, share, is_new=False, is_result=True)
+    with pytest.raises(TooBusy, match="of results under way"):
+        room.take(1, share, is_new=False, is_result=True)
+    whole.release()
+
+
+def test_a_result_that_was_granted_to_a_request_that_left_is_not_counted(arena: Arena) -> None:
+    async def run() -> None:
+        room, share = Room(arena, FOREVER_S), Share(Flow(1))
+        held = room.take(CAPACITY, share, is_new=False)
+        leaving = waiting(room, KIB, share, is_new=False, is_result=True)
+        await settle()
+        held.release()
+        leaving.cancel()
+        await settle()
+        assert share.result_bytes == 0
         assert arena.used_bytes == 0
 
     asyncio.run(run())
