@@ -31,6 +31,10 @@ OPENMETRICS = "application/openmetrics-text"
 _NOBODY = ""
 
 
+def _time_of(failure: Failure) -> float:
+    return failure.time
+
+
 class Totals(Collector):
     """Sums over all processes, live or dead.
 
@@ -57,7 +61,9 @@ class Totals(Collector):
             else:
                 for index, value in enumerate(values):
                     sums[index] += value
-        self.failures.extend(figures.failures)
+        if figures.failures:
+            # Each process sends its own when it suits it.
+            self.failures = deque(sorted([*self.failures, *figures.failures], key=_time_of), MAX_FAILURES)
         for seen in figures.exemplars:
             # Processes send their figures when it suits them: what comes last need not be the newest.
             key = (seen.name, seen.labels, seen.bucket)

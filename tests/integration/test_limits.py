@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
 
@@ -68,6 +69,26 @@ def test_a_client_that_never_reads_its_answer_loses_its_slots(shared_server: Sta
         connection.send(post("/v1/softmax", to_safetensors({"x": x})))
         assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
         assert settles(client, is_idle), scrape(client)
+
+
+def test_a_client_that_reads_slowly_keeps_its_answer_and_one_that_leaves_is_499(start_server: StartServer) -> None:
+    """What the system has taken for a client leaves in lumps: none may leave for longer than the time-out."""
+    server = start_server(*IMPATIENT)
+    x = np.ones((2048, 2048), np.float32)
+    with server.client() as client, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(10)
+        sock.connect((server.host, server.port))
+        with RawConnection(sock) as connection:
+            connection.send(post("/v1/softmax", to_safetensors({"x": x})))
+            end_s = time.monotonic() + 2.5
+            while time.monotonic() < end_s:
+                assert sock.recv(16 * 2**10), "the answer was cut"
+                time.sleep(0.05)
+            assert not total(scrape(client), "tilewire_requests_total", op="softmax")
+        assert settles(client, is_idle)
+        assert total(scrape(client), "tilewire_requests_total", op="softmax", code="499") == 1
+        assert total(scrape(client), "tilewire_requests_total", op="softmax", code="200") == 0
 
 
 def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartServer) -> None:

@@ -6,7 +6,10 @@ Owns the timers. A timer that ends without reason to act is set again; none is t
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import sys
+import termios
 import time
 import weakref
 from collections.abc import Callable
@@ -44,7 +47,7 @@ class Limits:
         # Weak: the connection holds this, and both would wait for the garbage collector.
         self._connection = cast("Connection", weakref.proxy(connection))
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._unsent_bytes = 0
+        self._unread_bytes = 0
         self.body_bytes = 0
         self.idle_since_s = connection.loop.time()
         # A client that never sends anything is idle from the start.
@@ -114,7 +117,7 @@ class Limits:
 
     def begin_write(self) -> None:
         """The client reads more slowly than we write."""
-        self._unsent_bytes = self._connection.transport.get_write_buffer_size()
+        self._unread_bytes = self._count_unread()
         self._set("write", self._connection.timeout_s, self._check_reading)
 
     def end_write(self) -> None:
@@ -123,11 +126,19 @@ class Limits:
 
     def _check_reading(self) -> None:
         """A client that reads nothing for so long would hold its slots for ever: it loses its connection."""
-        unsent_bytes = self._connection.transport.get_write_buffer_size()
-        if unsent_bytes >= self._unsent_bytes:
+        if self._count_unread() >= self._unread_bytes:
             self._connection.transport.abort()
             return
         self.begin_write()
+
+    def _count_unread(self) -> int:
+        """Bytes that the client's system has not taken. Those that ours holds are some megabytes, and leave in lumps."""
+        transport = self._connection.transport
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is None or transport.is_closing():
+            return transport.get_write_buffer_size()
+        held = int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        return transport.get_write_buffer_size() + held
 
     def linger(self) -> None:
         """Closes after a moment, in which what comes is discarded."""

@@ -352,6 +352,9 @@ class TilewireProtocol(HttpToolsProtocol):
         if self._waiting:
             self._waiting.clear()
             self.cycle = None
+        if self.cycle is not None:
+            # Read before it is reset: something of the answer had not left.
+            self.cycle.is_cut = self.flow.write_paused
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:

@@ -41,6 +41,8 @@ class RpcStream:
         "message",
         "received_bytes",
     )
+    # Whether a message arrives is the library's to know.
+    is_cut = False
 
     def __init__(self, client_flow: Flow, *, is_streamed: bool = False) -> None:
         self.client_flow = client_flow

@@ -21,6 +21,9 @@ from tilewire.service.ops.op import AnyOp
 class AsgiStream:
     """The stream of one request under any ASGI server; see `context.Stream` for its calls and attributes."""
 
+    # ASGI does not tell what has left.
+    is_cut = False
+
     def __init__(self, receive: Receive, send: Send, host: str = "") -> None:
         self.client_flow = flow_of_address(host)
         self._receive = receive

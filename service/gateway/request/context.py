@@ -68,8 +68,11 @@ class Stream(Departure, Protocol):
         is_complete: The last byte of the body is in.
         received_bytes: Bytes of the body that were received, also when it broke off.
         client_flow: Flow of the client's address.
+        is_cut: The client left before all of its answer had, as far as the server can tell.
     """
 
+    @property
+    def is_cut(self) -> bool: ...
     @property
     def client_flow(self) -> Flow: ...
     @property

@@ -73,7 +73,15 @@ def _write(
     lines += f"{REQUEST_ID}: {context.request_id}\r\n"
     if gateway.origins is not None:
         lines += gateway.origins.lines_for(context.head.headers)
-    return context.stream.respond(status, lines, chunks, closes or gateway.admission.is_draining)
+    written = context.stream.respond(status, lines, chunks, closes or gateway.admission.is_draining)
+    return None if written is None else _note_end(context, written)
+
+
+async def _note_end(context: RequestContext, written: Awaitable[None]) -> None:
+    """Waits until an answer has left; for logs and metrics, one that the client did not wait for is no success."""
+    await written
+    if context.stream.is_cut:
+        context.status = ClientGone.status
 
 
 async def respond_preflight(gateway: Gateway, context: RequestContext) -> bool:

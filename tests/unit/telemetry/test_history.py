@@ -74,6 +74,16 @@ def test_the_last_failures_are_kept_over_all_processes() -> None:
     assert [kept[0].request_id, kept[-1].request_id] == [f"id-{MAX_FAILURES}", "id-1"]
 
 
+def test_failures_are_in_the_order_of_their_times_whichever_process_sends_first() -> None:
+    totals = Totals()
+    one, other = (MetricSet(LocalTotals(totals, source)) for source in ("a", "b"))
+    for number in range(10):
+        (one, other)[number % 2].note(failure(number))
+    other.flush()
+    one.flush()
+    assert [kept.request_id for kept in History(totals).report().failures] == [f"id-{n}" for n in range(9, -1, -1)]
+
+
 def test_a_flood_of_failures_between_two_flushes_is_bounded() -> None:
     totals = Totals()
     metrics = MetricSet(LocalTotals(totals))
