@@ -12,6 +12,7 @@ ANY: Match = ()
 # Of an entity tag that no tensor of ours has.
 _FOREIGN = -1
 
+_VERSION = re.compile(r"0|[1-9][0-9]{0,19}")
 _TAG = re.compile(r'(W/)?"([\x21\x23-\x7e\x80-\xff]*)"')
 
 
@@ -30,14 +31,12 @@ def parse_match(value: str | None) -> Match | None:
         return None
     if value.strip() == "*":
         return ANY
-    versions = []
-    for one in value.split(","):
-        found = _TAG.fullmatch(one.strip())
-        if found is None:
-            raise InvalidRequest(f'if-match: expected *, or versions such as "17"; got {value[:64]!r}')
-        is_ours = found[1] is None and found[2].isascii() and found[2].isdigit() and len(found[2]) <= 20
-        versions.append(int(found[2]) if is_ours else _FOREIGN)
-    return tuple(versions)
+    # Empty elements of a list count for nothing (RFC 9110, section 5.6.1).
+    found = [_TAG.fullmatch(one) for one in map(str.strip, value.split(",")) if one]
+    tags = [one for one in found if one is not None]
+    if not tags or len(tags) < len(found):
+        raise InvalidRequest(f'if-match: expected *, or versions such as "17"; got {value[:64]!r}')
+    return tuple(_FOREIGN if one[1] or _VERSION.fullmatch(one[2]) is None else int(one[2]) for one in tags)
 
 
 def is_known(value: str | None, tag: str) -> bool:

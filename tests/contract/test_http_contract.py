@@ -310,6 +310,8 @@ def test_codings_that_do_not_end_in_chunks_are_400(raw: Raw, coding: str) -> Non
         (head("POST", "/v1/matmul", transfer_encoding="gzip"), "Transfer-Encoding"),
         (head("POST", "/v1/matmul", content_length="+5"), "Content-Length"),
         (head("BREW", "/v1/matmul"), "method"),
+        (b"GET /healthz HTTP/2.0\r\nhost: tests\r\n\r\n", "neither HTTP/1.1 nor HTTP/1.0"),
+        (b"CONNECT tests:80 HTTP/1.1\r\nhost: tests:80\r\n\r\n", "the target is neither a path nor a URL"),
     ],
 )
 def test_what_is_no_request_is_told_why(raw: Raw, bad: bytes, said: str) -> None:

@@ -13,11 +13,13 @@ from tilewire.service.match import ANY, check_match, entity_tag, is_match, parse
     [
         ('"17"', [17], [1, 7]),
         ('"17", "18" ,"19"', [17, 18, 19], [1]),
+        (',"17",, "18",', [17, 18], [0]),
         ("*", [0, 17], []),
         # Tags that are not ours, and weak ones, which never match.
         ('W/"17"', [], [17]),
         ('"abc", "17"', [17], [0]),
         ('""', [], [0]),
+        ('"017"', [], [17]),
         ('"٣"', [], [3]),
         ('"' + "9" * 40 + '"', [], [9]),
     ],
@@ -29,7 +31,7 @@ def test_conditions_are_lists_of_versions(value: str, versions: list[int], other
     assert not is_match(match, None)
 
 
-@pytest.mark.parametrize("value", ["", "17", '"17', '17"', '"1" "2"', '"1",', "*, *", 'w/"1"', '"a b"'])
+@pytest.mark.parametrize("value", ["", ", ,", "17", '"17', '17"', '"1" "2"', "*, *", 'w/"1"', '"a b"'])
 def test_what_is_no_list_is_400(value: str) -> None:
     with pytest.raises(InvalidRequest, match="if-match"):
         parse_match(value)

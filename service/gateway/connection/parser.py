@@ -101,10 +101,12 @@ def check_head(method: str, version: str, target: bytes, headers: Sequence[tuple
     """Refuses what the parser lets through and a proxy may read otherwise.
 
     Raises:
-        ValueError: Host is missing, given twice or no authority (RFC 9112, section 3.2). The last transfer coding, and
-            no other, is not `chunked`, or the client speaks HTTP/1.0 (section 6.1). The target is `*` without OPTIONS
-            (section 3.2.4).
+        ValueError: Another version than 1.0 and 1.1. Host is missing, given twice or no authority (RFC 9112, section 3.2).
+            The last transfer coding, and no other, is not `chunked`, or the client speaks HTTP/1.0 (section 6.1).
+            The target is `*` without OPTIONS (section 3.2.4).
     """
+    if version not in ("1.0", "1.1"):
+        raise ValueError("the version is neither HTTP/1.1 nor HTTP/1.0")
     num_hosts = 0
     for name, value in headers:
         if name == b"host":

@@ -225,7 +225,10 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def _prepare(self, stream: RequestStream, method: str, version: str) -> Callable[[], None]:
         """Returns the call that starts a request: `handle` for those of ops, else the application."""
-        url = httptools.parse_url(self.url)
+        try:
+            url = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            raise ValueError("the target is neither a path nor a URL") from None
         path = (url.path or b"").decode("ascii")
         if "%" in path:
             path = urllib.parse.unquote(path)

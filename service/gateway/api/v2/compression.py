@@ -24,6 +24,8 @@ _WBITS: dict[Coding, int] = {"gzip": 31, "deflate": 15}
 # Tensors hardly shrink, and the fastest level gets most of it.
 LEVEL = 1
 FED_BYTES, STEP_BYTES = 2**18, 2**20
+# Of a gzip stream. Each copies what came behind it.
+MAX_MEMBERS = 8192
 # Below this a client that accepts codings by habit gains nothing.
 MIN_HABIT_BYTES = 1024
 
@@ -37,6 +39,9 @@ def coding_of_body(value: str | None) -> Coding | None:
         UnknownFormat: Anything but gzip, deflate and identity, or several of them.
     """
     encoding = (value or "identity").strip().lower()
+    if encoding == "x-gzip":
+        # An older name of it (RFC 9110, section 8.4.1.3).
+        encoding = "gzip"
     coding = next((one for one in _WBITS if one == encoding), None)
     if coding is None and encoding != "identity":
         raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered; {' and '.join(_WBITS)} are")
@@ -72,7 +77,7 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
     """
     target = await leases.wait(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
     inflater = zlib.decompressobj(_WBITS[coding])
-    end, fed, tail = lead_bytes, 0, b""
+    end, fed, tail, num_members = lead_bytes, 0, b"", 1
     while not inflater.eof:
         if not tail:
             tail = bytes(source.view[fed : fed + FED_BYTES])
@@ -86,6 +91,11 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
         if not piece and not inflater.unconsumed_tail and fed >= source.nbytes and not inflater.eof:
             raise InvalidRequest(f"body: the {coding} stream is cut off")
         tail = inflater.unconsumed_tail
+        if coding == "gzip" and _is_followed(inflater, has_more=fed < source.nbytes):
+            num_members += 1
+            if num_members > MAX_MEMBERS:
+                raise InvalidRequest(f"body: the gzip stream has more than {MAX_MEMBERS} members")
+            tail, inflater = inflater.unused_data, zlib.decompressobj(_WBITS[coding])
         begin, end = end, end + len(piece)
         if end - lead_bytes > max_bytes:
             raise BodyTooLarge(f"body: it inflates to more than {max_bytes} bytes")
@@ -95,6 +105,11 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
     leases.give_back(source)
     target.shrink(end)
     return target
+
+
+def _is_followed(inflater: zlib._Decompress, *, has_more: bool) -> bool:
+    """Whether another member of a gzip stream follows (RFC 1952, section 2.2), as of files that were put together."""
+    return inflater.eof and (has_more or bool(inflater.unused_data))
 
 
 def deflate(chunks: Sequence[bytes | memoryview], coding: Coding) -> bytes:

@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, TilewireError, TooBusy, UnknownFormat
-from tilewire.service.gateway.api.v2.compression import Coding, coding_of_answer, coding_of_body, deflate, inflate
+from tilewire.service.gateway.api.v2.compression import (
+    MAX_MEMBERS,
+    Coding,
+    coding_of_answer,
+    coding_of_body,
+    deflate,
+    inflate,
+)
 from tilewire.service.gateway.auth.flows import NO_FLOW
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.room import Room
@@ -56,6 +63,22 @@ def test_bodies_of_many_steps(coding: Coding, nbytes: int) -> None:
 def test_what_does_not_shrink() -> None:
     data = b"".join(zlib.crc32(number.to_bytes(4, "little")).to_bytes(4, "little") for number in range(MIB // 4))
     assert inflated(gzip.compress(data), "gzip") == data
+
+
+@pytest.mark.parametrize("pieces", [[b"", b"a"], [b"a" * MIB, b"", b"b" * 3], [b"x" * 300] * 5000])
+def test_members_of_a_gzip_stream_follow_one_another(pieces: list[bytes]) -> None:
+    whole = b"".join(map(gzip.compress, pieces))
+    assert inflated(whole, "gzip", max_bytes=2 * MIB) == b"".join(pieces)
+    with pytest.raises(InvalidRequest, match="cut off"):
+        inflated(whole[:-1], "gzip", max_bytes=2 * MIB)
+    with pytest.raises(BodyTooLarge):
+        inflated(whole, "gzip", max_bytes=sum(map(len, pieces)) - 1)
+
+
+def test_members_are_bounded() -> None:
+    assert inflated(gzip.compress(b"") * MAX_MEMBERS, "gzip") == b""
+    with pytest.raises(InvalidRequest, match="members"):
+        inflated(gzip.compress(b"") * (MAX_MEMBERS + 1), "gzip")
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
@@ -105,13 +128,20 @@ def test_a_raw_deflate_stream_is_no_zlib_stream() -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, None), ("identity", None), ("gzip", "gzip"), (" GZip ", "gzip"), ("deflate", "deflate")],
+    [
+        (None, None),
+        ("identity", None),
+        ("gzip", "gzip"),
+        (" GZip ", "gzip"),
+        ("deflate", "deflate"),
+        ("x-gzip", "gzip"),
+    ],
 )
 def test_codings_of_bodies(value: str | None, expected: str | None) -> None:
     assert coding_of_body(value) == expected
 
 
-@pytest.mark.parametrize("value", ["", "br", "gzip, gzip", "gzip,deflate", "x-gzip", "*"])
+@pytest.mark.parametrize("value", ["", "br", "gzip, gzip", "gzip,deflate", "x-deflate", "*"])
 def test_codings_that_are_not_offered(value: str) -> None:
     if value:
         with pytest.raises(UnknownFormat, match="Content-Encoding"):
