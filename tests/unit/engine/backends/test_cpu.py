@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.support.jobs import JobBench
 from tests.support.tensor_bodies import NUMPY, Array
 from tests.support.transfers import download, uploaded
 from tilewire.service.engine.backends.contract import HostBytes
-from tilewire.service.engine.backends.cpu import CpuBackend
+from tilewire.service.engine.backends.cpu import PART_BYTES, CpuBackend
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import join, launch_of
 from tilewire.service.ipc.arena import Segment
@@ -29,9 +30,9 @@ NBYTES = 2**21
 class Room:
     """A segment as the backend sees it, filled from the front."""
 
-    def __init__(self, backend: CpuBackend) -> None:
+    def __init__(self, backend: CpuBackend, nbytes: int = NBYTES) -> None:
         self.backend = backend
-        self.segment = Segment.create("test", NBYTES)
+        self.segment = Segment.create("test", nbytes)
         self.mapped = backend.attach(self.segment)
         self.end = 0
 
@@ -164,3 +165,36 @@ def test_small_launches_take_one_thread_and_large_ones_all() -> None:
         assert seen == [2, 1, 1, 2]
     finally:
         torch.set_num_threads(before)
+
+
+def peak_bytes() -> int:
+    """Most memory of this process since `/proc/self/clear_refs` was written."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+
+
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [
+        ("softmax", {}),
+        ("normalize", {"kind": "layer"}),
+        ("reduce", {"kind": "sum", "axis": -1}),
+        ("pointwise", {"fn": "gelu"}),
+    ],
+)
+def test_a_large_request_is_computed_in_parts(op: str, options: dict[str, object]) -> None:
+    """With the same bits as its rows alone, and without several times its size in wider numbers."""
+    room = Room(CpuBackend(), 2**28)
+    x = np.resize(random_array("float16", (1024, 1024), 1), (30_000, 1024))
+    source = room.place(x)
+    assert source.type.nbytes > 3 * PART_BYTES
+    room.run(op, {"x": room.place(x[:8])}, {"x": TensorType("float16", (8, 1024))}, **options)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    out = room.run(op, {"x": source}, {"x": source.type}, **options)
+    # What is written to the slots of the result, and the copy that `read` makes, are as large as the result.
+    assert peak_bytes() - before < 3 * out.nbytes + 12 * PART_BYTES
+    for first in (0, 7_000, 29_900):
+        rows = room.place(x[first : first + 100])
+        np.testing.assert_array_equal(out[first : first + 100], room.run(op, {"x": rows}, {"x": rows.type}, **options))
+    room.backend.detach(room.mapped)
+    room.segment.close()
