@@ -45,6 +45,8 @@ CASES: dict[str, dict[str, Any]] = {
     "store": {"device": "cuda", "store": {"enabled": True}},
     "claim": {"store": {"enabled": True, "existingClaim": "weights"}},
     "nfs": {"store": {"enabled": True, "nfs": {"server": "nfs.example.org", "path": "/weights"}}},
+    "keys": {"apiKeysSecret": "keys", "grpc": {"enabled": True}},
+    "metrics": {"settings": {"TILEWIRE_METRICS_PORT": "9100", "TILEWIRE_HOST": "::"}},
     # As `--set resources.limits=null` leaves a value out.
     "bare": {"device": "rocm", "rocmGroups": None, "resources": {"limits": None, "requests": None}, "settings": None},
     "all": ALL,
@@ -243,6 +245,59 @@ def test_a_store_that_there_is_needs_no_claim(case: str, source: dict[str, Any])
     assert {"name": "store"} | source in pod_of(resources)["volumes"]
 
 
+@pytest.mark.parametrize(
+    ("drain_s", "grace_s"), [("120", 140), ("0.5", 21), ("30.0", 50), (None, 50)], ids=["more", "less", "same", "none"]
+)
+def test_the_grace_period_follows_the_drain(drain_s: str | None, grace_s: int) -> None:
+    pod = pod_of(resources_of("tw", {"settings": {"TILEWIRE_DRAIN_TIMEOUT_S": drain_s}}))
+    assert pod["terminationGracePeriodSeconds"] == grace_s
+
+
+def metrics_of(resources: list[dict[str, Any]]) -> tuple[str, str | None, dict[str, str]]:
+    """Where scrapers look, the pod's port of that number that is no public one, and the settings for it."""
+    template = only(resources, "Deployment")["spec"]["template"]
+    named = template["metadata"]["annotations"]["prometheus.io/port"]
+    ports = {str(one["containerPort"]): one["name"] for one in template["spec"]["containers"][0]["ports"]}
+    data = only(resources, "ConfigMap")["data"]
+    return named, ports.get(named), {name: data[name] for name in data if name.startswith("TILEWIRE_METRICS")}
+
+
+@pytest.mark.parametrize(
+    ("values", "port", "host"),
+    [
+        (CASES["metrics"], "9100", "::"),
+        (CASES["keys"], "9090", "0.0.0.0"),
+        ({"apiKeysSecret": "keys", "settings": {"TILEWIRE_METRICS_PORT": "9100"}}, "9100", "0.0.0.0"),
+    ],
+    ids=["set", "keys", "both"],
+)
+def test_metrics_have_a_port_that_scrapers_alone_reach(values: dict[str, Any], port: str, host: str) -> None:
+    resources = resources_of("tw", values)
+    settings = {"TILEWIRE_METRICS_PORT": port, "TILEWIRE_METRICS_HOST": host}
+    assert metrics_of(resources) == (port, "metrics", settings)
+    clients, scrapers = only(resources, "NetworkPolicy")["spec"]["ingress"]
+    assert [one.keys() for one in clients["from"]] == [{"podSelector"}]
+    assert "metrics" not in [one["port"] for one in clients["ports"]]
+    labels = {"kubernetes.io/metadata.name": DEFAULTS["networkPolicy"]["monitoringNamespace"]}
+    assert scrapers["from"] == [{"namespaceSelector": {"matchLabels": labels}}]
+    assert [one["port"] for one in scrapers["ports"]] == ["metrics"]
+    assert "metrics" not in [one["name"] for one in only(resources, "Service")["spec"]["ports"]]
+    data = only(resources, "ConfigMap")["data"]
+    assert Settings(**{name.removeprefix("TILEWIRE_").lower(): value for name, value in data.items()})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"apiKeysSecret": "keys", "settings": {"TILEWIRE_KEYLESS": "docs, metrics"}}],
+    ids=["none", "keyless"],
+)
+def test_metrics_stay_where_they_need_no_key(values: dict[str, Any]) -> None:
+    resources = resources_of("tw", values)
+    assert metrics_of(resources) == ("8000", "http", {})
+    (rule,) = only(resources, "NetworkPolicy")["spec"]["ingress"]
+    assert len(rule["from"]) == 2
+
+
 def test_other_settings_roll_the_pods() -> None:
     def checksum(settings: dict[str, str]) -> str:
         resources = resources_of("tw", {"settings": settings})
@@ -266,6 +321,16 @@ def test_other_settings_roll_the_pods() -> None:
         ({"store": {"size": "much"}}, "store.size"),
         ({"store": {"nfs": {"server": "nfs.example.org", "path": "weights"}}}, "store.nfs.path"),
         ({"store": {"existingClaim": "weights", "nfs": {"server": "nfs.example.org"}}}, "store.existingClaim"),
+        ({"store": {"nfs": {"server": "nfs.example.org"}}}, "set store.enabled"),
+        ({"store": {"existingClaim": "weights"}}, "set store.enabled"),
+        ({"settings": {"TILEWIRE_PORT": "9000"}}, "settings.TILEWIRE_PORT: pods listen on 8000"),
+        ({"settings": {"TILEWIRE_HOST": "127.0.0.1"}}, "settings.TILEWIRE_HOST"),
+        ({"settings": {"TILEWIRE_METRICS_HOST": "127.0.0.1"}}, "settings.TILEWIRE_METRICS_HOST"),
+        ({"settings": {"TILEWIRE_METRICS_PORT": "0"}}, "settings.TILEWIRE_METRICS_PORT"),
+        ({"settings": {"TILEWIRE_METRICS_PORT": "8000"}}, "8000 is a port of the pod already"),
+        ({"apiKeysSecret": "keys", "grpc": {"enabled": True, "port": 9090}}, "9090 is a port of the pod already"),
+        ({"settings": {"TILEWIRE_GRPC_PORT": "9001"}}, "set grpc.enabled and grpc.port"),
+        ({"settings": {"TILEWIRE_DRAIN_TIMEOUT_S": "soon"}}, "settings.TILEWIRE_DRAIN_TIMEOUT_S"),
     ],
 )
 def test_a_value_that_cannot_be_right_is_refused(wrong: dict[str, Any], named: str) -> None:

@@ -259,15 +259,20 @@ def test_the_autoscaler_reads_what_the_adapter_offers() -> None:
 
 def test_the_scrape_in_kubernetes_finds_the_pods() -> None:
     scraped = yaml.safe_load((DEPLOY / "prometheus" / "kubernetes.yml").read_text())["scrape_configs"][0]
-    kept = [
-        (one["source_labels"][0], one["regex"]) for one in scraped["relabel_configs"] if one.get("action") == "keep"
-    ]
-    labels = only(built("base"), "Deployment")["spec"]["template"]["metadata"]["labels"]
-    (port,) = pod_of("base")["containers"][0]["ports"]
-    assert kept == [
-        ("__meta_kubernetes_pod_label_app_kubernetes_io_name", labels["app.kubernetes.io/name"]),
-        ("__meta_kubernetes_pod_container_port_name", port["name"]),
-    ]
+    by_label, by_port = scraped["relabel_configs"][:2]
+    pod = only(built("base"), "Deployment")["spec"]["template"]
+    assert by_label == {
+        "source_labels": ["__meta_kubernetes_pod_label_app_kubernetes_io_name"],
+        "regex": pod["metadata"]["labels"]["app.kubernetes.io/name"],
+        "action": "keep",
+    }
+    assert by_port == {
+        "source_labels": ["__meta_kubernetes_pod_annotation_prometheus_io_port"],
+        "target_label": "__meta_kubernetes_pod_container_port_number",
+        "action": "keepequal",
+    }
+    (port,) = pod["spec"]["containers"][0]["ports"]
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
 
 
 # ── scale ───────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,28 @@
+{{- /* Port of /metrics alone, or nothing: as set, or 9090 where the public port would demand a key of the scraper. */ -}}
+{{- define "tilewire.metricsPort" -}}
+{{- $settings := .Values.settings | default dict -}}
+{{- $isOpen := regexMatch "(^|,) *metrics *(,|$)" ($settings.TILEWIRE_KEYLESS | default "") -}}
+{{- if $settings.TILEWIRE_METRICS_PORT -}}
+{{ $settings.TILEWIRE_METRICS_PORT }}
+{{- else if and .Values.apiKeysSecret (not $isOpen) -}}
+9090
+{{- end -}}
+{{- end -}}
+{{- /* `settings`, and those that follow from other values. */ -}}
+{{- define "tilewire.settings" -}}
+{{- $settings := .Values.settings | default dict -}}
+{{- $all := dict -}}
+{{- if .Values.grpc.enabled -}}
+{{- $_ := set $all "TILEWIRE_GRPC_PORT" (.Values.grpc.port | toString) -}}
+{{- end -}}
+{{- with include "tilewire.metricsPort" . -}}
+{{- $_ := set $all "TILEWIRE_METRICS_PORT" . -}}
+{{- $_ := set $all "TILEWIRE_METRICS_HOST" ($settings.TILEWIRE_HOST | default "0.0.0.0") -}}
+{{- end -}}
+{{- toYaml (merge (deepCopy $settings) $all) -}}
+{{- end -}}
+{{- /* Seconds from the deletion of a pod to SIGKILL: 5 for load balancers to forget it, the drain, 5 for each kind of process, 5 to spare. */ -}}
+{{- define "tilewire.graceSeconds" -}}
+{{- $settings := .Values.settings | default dict -}}
+{{- add 20 ($settings.TILEWIRE_DRAIN_TIMEOUT_S | default "30" | float64 | ceil | int) -}}
+{{- end -}}
