@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -117,6 +122,48 @@ def test_the_health_check_is_0_while_it_lives(server: LiveServer, variable: str)
 
 def test_the_health_check_speaks_tls_where_the_service_does(server: LiveServer) -> None:
     assert health({"PORT": str(server.port), "TILEWIRE_TLS_CERTIFICATE": "chain.pem"}) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"),
+    [
+        (None, "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("::", "::1"),
+        ("::1", "::1"),
+        ("localhost", "127.0.0.1"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["TILEWIRE", "TILEWIRE_METRICS"])
+def test_the_health_check_asks_where_the_service_listens(host: str | None, asked: str, prefix: str) -> None:
+    family = socket.AF_INET6 if ":" in asked else socket.AF_INET
+    with alive_at(asked, family) as port:
+        env = {f"{prefix}_PORT": str(port)} | ({} if host is None else {f"{prefix}_HOST": host})
+        assert health(env) == 0
+
+
+class _Alive(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/healthz" else 404)
+        self.end_headers()
+
+
+@contextlib.contextmanager
+def alive_at(address: str, family: socket.AddressFamily) -> Iterator[int]:
+    """A stand-in that is alive at one address; its port."""
+
+    class Server(ThreadingHTTPServer):
+        address_family = family
+
+    with Server((address, 0), _Alive) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def health(env: dict[str, str]) -> int:
