@@ -54,7 +54,8 @@ class Search(Op[SearchOptions]):
     options = SearchOptions
     ranks = {"a": 2, "b": 2, "values": 2, "indices": 2}
     output_datatypes = {"indices": "INT64"}
-    example = {"a": [[1, 0]], "b": [[1, 0], [0, 1], [1, 1]], "dtype": "float32"}
+    # Items enough for the default of `k`.
+    example = {"a": [[1, 0]], "b": [[x, 9 - x] for x in range(10)], "dtype": "float32"}
     example_options = {"k": 2}
     warmup = WarmupCase(
         {"k": 2}, {"a": [[1, 2], [-1, 0]], "b": [[1, 0], [0, 1], [1, 1]]}, [[[3, 2], [0, -1]], [[2, 1], [1, 0]]]

@@ -79,7 +79,9 @@ def check_described(document: Document, response: httpx.Response, method: str, p
         return
     content_type = response.headers["content-type"].partition(";")[0]
     assert content_type in answer["content"], f"{method} {path}: {content_type}"
-    if content_type.endswith("json"):
+    if method == "HEAD":
+        assert not response.content
+    elif content_type.endswith("json"):
         schema = {**answer["content"][content_type]["schema"], "components": document["components"]}
         jsonschema.validate(response.json(), schema, jsonschema.Draft202012Validator)
 
@@ -111,14 +113,28 @@ def test_options_without_a_default_are_required(document: Document) -> None:
         assert {one["name"] for one in parameters if one["required"]} == set(op.needs)
 
 
-def test_the_example_of_every_op_is_answered(document: Document, client: httpx.Client) -> None:
-    for op in OPS.values():
-        call = document["paths"][f"/v1/{op.name}"]["post"]
-        body = call["requestBody"]["content"]["application/json"]["example"]
-        options = {one["name"]: one["example"] for one in call["parameters"] if "example" in one}
-        response = client.post(f"/v1/{op.name}", json=body, params=options)
-        assert response.status_code == 200, response.text
-        check_described(document, response, "POST", f"/v1/{op.name}")
+@pytest.mark.parametrize("has_options", [False, True])
+def test_every_example_is_answered_as_it_is_sent(
+    document: Document, client: httpx.Client, *, has_options: bool
+) -> None:
+    """With the defaults of all options that have one, and with what the document offers to fill in."""
+    sent = set()
+    for method, template, call in operations(document):
+        body = call.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+        if body is None:
+            continue
+        options = {
+            one["name"]: one["example"]
+            for one in call["parameters"]
+            if "example" in one and (has_options or one["required"])
+        }
+        path = template.format(name="openapi-example", model="matmul", version="1")
+        response = client.request(method, path, json=body, params=options)
+        assert response.is_success, f"{method} {path}: {response.text}"
+        check_described(document, response, method, path)
+        sent.add(call["operationId"])
+    client.delete("/v1/programs/openapi-example")
+    assert sent == {*OPS, "run", "put_program", "infer", "infer_of_version"}
 
 
 GOOD: list[tuple[str, str, dict[str, Any]]] = [
@@ -134,6 +150,7 @@ GOOD: list[tuple[str, str, dict[str, Any]]] = [
     ("GET", "/v1/tensors/openapi/x", {}),
     ("GET", "/v1/tensors/openapi/x", {"headers": {"accept": "application/json"}}),
     ("HEAD", "/v1/tensors/openapi/x", {}),
+    ("HEAD", "/v1/tensors/openapi/x", {"headers": {"accept": "application/x-npy"}}),
     ("DELETE", "/v1/tensors/openapi/z", {}),
     ("GET", "/v1/programs", {}),
     ("PUT", "/v1/programs/openapi", {"json": PROGRAM}),
@@ -178,6 +195,7 @@ BAD: list[tuple[str, str, int, dict[str, Any]]] = [
     ("PUT", "/v1/tensors/x", 400, {"content": to_safetensors({"a": A, "b": B})}),
     ("GET", "/v1/tensors/nothing", 404, {}),
     ("GET", "/v1/tensors/openapi/x", 415, {"headers": {"accept": "text/html"}}),
+    ("HEAD", "/v1/tensors/openapi/x", 415, {"headers": {"accept": "text/html"}}),
     ("DELETE", "/v1/tensors/nothing", 404, {}),
     ("PUT", "/v1/programs/openapi", 400, {"json": {"steps": []}}),
     ("GET", "/v1/programs/nothing", 404, {}),

@@ -101,7 +101,9 @@ def describe_tensors() -> dict[str, Described]:
     """Describes the calls of resident tensors, by the name of the route."""
     changed, read = [_TENSOR, IF_MATCH], [_TENSOR, IF_MATCH, IF_NONE_MATCH]
     fetched = answer("The tensor.", binary_content() | json_content(ref("ProgramAnswer")), has_version=True)
-    described = answer("The description, in headers.", has_version=True)
+    # Without schemas: what a body would be, and there is none.
+    formats: Described = {content_type: {} for content_type in fetched["content"]}
+    described = answer("The description, in headers; `Content-Type` is that of `GET`.", formats, has_version=True)
     return {
         "list_tensors": operation({"200": answer("The tensors.", list_content("Tensor"))}, KEYS),
         "put_tensor": operation(
@@ -116,7 +118,9 @@ def describe_tensors() -> dict[str, Described]:
             read,
         ),
         "head_tensor": operation(
-            {"200": described} | not_modified(), (*KEYS, UnknownName, Lost, PreconditionFailed, ResidentQuota), read
+            {"200": described} | not_modified(),
+            (*KEYS, UnknownName, Lost, PreconditionFailed, UnknownFormat, ResidentQuota),
+            read,
         ),
         "delete_tensor": operation(
             {"204": answer("It is gone.")}, (*KEYS, UnknownName, Lost, PreconditionFailed, StoreFull), changed
