@@ -28,7 +28,7 @@ from triton import knobs
 
 from tilewire.kernels.build.workers import end_with_parent, fork_server
 from tilewire.kernels.runtime.launch import Variant, key_of, on_compile
-from tilewire.kernels.runtime.targets import KNOWN, Target
+from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.catalogue import op_named, variants
 from tilewire.kernels.selection.tables import write_atomically
 
@@ -89,21 +89,6 @@ _METADATA = (
     *("name", "shared", "num_warps", "num_ctas", "global_scratch_size", "profile_scratch_size"),
     *("tensordesc_meta", "launch_cooperative_grid", "launch_pdl"),
 )
-
-
-def parse_target(text: str) -> Target:
-    """Reads `cuda:90` or `hip:gfx942`, or the name of a known device.
-
-    Raises:
-        ValueError: It names no device that there are configurations for.
-    """
-    if text in KNOWN:
-        return KNOWN[text]
-    for target in KNOWN.values():
-        if text == f"{target.backend}:{target.arch}":
-            return target
-    known = ", ".join(dict.fromkeys(f"{target.backend}:{target.arch}" for target in KNOWN.values()))
-    raise ValueError(f"target: {text!r} is not one of {known}")
 
 
 def precompile(

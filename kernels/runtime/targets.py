@@ -126,6 +126,21 @@ def current(device_index: int) -> Target:
     return Target("cuda", arch, 32, properties.multi_processor_count, shared_bytes, name, *_rates(properties, name))
 
 
+def parse_target(text: str) -> Target:
+    """Reads `cuda:90` or `hip:gfx942`, or the name of a known device.
+
+    Raises:
+        ValueError: It names no device that there are configurations for.
+    """
+    if text in KNOWN:
+        return KNOWN[text]
+    for target in KNOWN.values():
+        if text == f"{target.backend}:{target.arch}":
+            return target
+    known = ", ".join(dict.fromkeys(f"{target.backend}:{target.arch}" for target in KNOWN.values()))
+    raise ValueError(f"target: {text!r} is not one of {known}")
+
+
 def _rates(properties: Any, name: str) -> tuple[int, float]:
     """Bandwidth (GB/s) and clock (GHz) that the driver states; those of the device of this name where it states none."""
     known = KNOWN.get(name)

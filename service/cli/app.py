@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -118,9 +117,6 @@ def explain(
 
 
 def _kernels_command() -> ModuleType:
-    if importlib.util.find_spec("triton") is None:
-        typer.echo("tune, explain: need Triton", err=True)
-        raise typer.Exit(EXIT_FAILED)
     # By name: what it imports brings torch and Triton.
     return importlib.import_module("tilewire.service.cli.tune")
 

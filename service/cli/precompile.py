@@ -12,6 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tilewire.service.cli.missing import needs_triton
+
 
 class Failed(Exception):
     """Some kernels would not compile; the others are in the cache."""
@@ -31,11 +33,13 @@ def run(targets: list[str], cache: Path | None, num_workers: int, console: Conso
             raise ValueError(f"--cache: {cache} is not a folder")
         # Triton reads it when it is imported.
         os.environ["TRITON_CACHE_DIR"] = str(cache.resolve())
-    try:
-        from tilewire.kernels.build.precompile import CompileError, parse_target, precompile  # noqa: PLC0415
-    except ImportError as error:
-        raise ValueError(f"precompile needs Triton: {error}") from error
+    from tilewire.kernels.runtime.targets import parse_target  # noqa: PLC0415
+
     wanted = [parse_target(text) for text in targets]
+    try:
+        from tilewire.kernels.build.precompile import CompileError, precompile  # noqa: PLC0415
+    except ImportError as error:
+        raise ValueError(needs_triton("precompile")) from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         for target in wanted:

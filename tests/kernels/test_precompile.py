@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tilewire.kernels.build.precompile import deal_out, parse_target
-from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.build.precompile import deal_out
+from tilewire.kernels.runtime.targets import KNOWN, parse_target
 
 ROOT = Path(__file__).parents[2]
 # A target with three binaries: the real ones take minutes.
 CODE = """
 import json, sys
 import tilewire.kernels.selection.catalogue as catalogue, tilewire.kernels.build.precompile as ahead
-from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.runtime.targets import KNOWN, parse_target
 target = KNOWN["nvidia_h100"]
 few = tuple(variant for variant in catalogue.variants(target) if variant.kernel.__name__ == "copy_ranges_kernel")[:3]
 catalogue.variants = ahead.variants = lambda _target: few
@@ -35,7 +35,7 @@ print(json.dumps([ahead.fingerprint(KNOWN[name]) for name in ("nvidia_h100", "nv
 KEYS = """
 import json, sys
 from tilewire.kernels.build.precompile import fingerprint
-from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.runtime.targets import KNOWN, parse_target
 from tilewire.kernels.selection.catalogue import variants
 if WITH_INDEX:
     fingerprint(KNOWN["nvidia_h200"])
@@ -76,7 +76,7 @@ def test_a_worker_frees_garbage_once_it_has_much_memory(tmp_path):
     code = """
 import gc, json
 import tilewire.kernels.build.precompile as ahead
-from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.runtime.targets import KNOWN, parse_target
 ahead.end_with_parent = lambda: None
 ahead._begin_worker()
 found = []

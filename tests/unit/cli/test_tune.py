@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tilewire._installing import how_to_install
 from tilewire.service.cli.app import app
 
 
@@ -43,6 +44,34 @@ def test_what_cannot_be_done_is_said(arguments: list[str], status: int, message:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == status
     assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["explain", "add", "4x4"], 2, "explain: 'add': expected matmul or softmax"),
+        (["explain", "matmul", "4x4"], 2, "explain: expected MXNXK, got '4x4'"),
+        (["explain", "softmax", "4x4", "--device", "my_card"], 2, "--device: 'my_card' is none of nvidia_a100"),
+        (["explain", "matmul", "4x4x4"], 1, f"explain: needs Triton; run: {how_to_install('triton')}"),
+        (["tune"], 1, f"tune: needs Triton; run: {how_to_install('triton')}"),
+        (["precompile", "--target", "cuda:12"], 2, "'cuda:12' is not one of cuda:80"),
+        (["precompile", "--target", "cuda:90"], 2, f"precompile: needs Triton; run: {how_to_install('triton')}"),
+    ],
+)
+def test_without_triton_wrong_arguments_come_first_and_then_how_to_install_it(
+    arguments: list[str], status: int, message: str
+) -> None:
+    code = "import sys; sys.modules['triton'] = None; from tilewire.service.cli.app import app; app()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
