@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.exposition import scrape
 from tests.support.live_server import LiveServer
 
 SAMPLE_S = 1.0
@@ -153,7 +154,7 @@ class Killer(threading.Thread):
 
     def _is_ready(self) -> bool:
         try:
-            return all(self._asks_ready() for _ in range(self.NUM_LOOKS))
+            return all(self._asks_ready() for _ in range(self.NUM_LOOKS)) and self._has_every_engine()
         except Exception:  # noqa: BLE001  (whatever it is, it is not ready)
             return False
 
@@ -161,6 +162,12 @@ class Killer(threading.Thread):
         """Over a connection of its own: any gateway may take it, and each finds its engines by itself."""
         with self._server.client() as client:
             return client.get("/readyz", timeout=2.0).status_code == HTTPStatus.OK
+
+    def _has_every_engine(self) -> bool:
+        """Without one the service is ready, but what that engine alone holds or orders is 503."""
+        with self._server.client() as client:
+            up = [value for (name, _), value in scrape(client).items() if name == "tilewire_engine_up"]
+        return bool(up) and all(up)
 
     def explains(self, began_s: float, ended_s: float) -> bool:
         """Whether a kill may be why a request within this time failed."""
