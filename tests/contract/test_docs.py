@@ -30,6 +30,7 @@ from tilewire._cli.app import COMMANDS
 from tilewire._variables import CLIENT_VARIABLES
 from tilewire.service.cli.serve import flag_name, variable_name
 from tilewire.service.config.settings import Settings
+from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.header import read_header
 from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
@@ -453,6 +454,14 @@ def test_options_of_the_api_are_those_of_the_ops() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \| .*\|$", table, re.MULTILINE))
     documented = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows.items()}
     assert documented == {name: set(op.options.__struct_fields__) for name, op in OPS.items()}
+
+
+def test_the_dtypes_of_the_api_are_those_that_are_served() -> None:
+    (line,) = re.findall(r"^- Dtypes that bodies carry .*?:\n? +(.*?):", API, re.MULTILINE | re.DOTALL)
+    taken, _, refused = line.partition(". Others")
+    assert taken.split(", ") == list(DTYPES)
+    assert re.findall(r"(?:bool|u?int)\d*", refused) == ["bool", "int16", "uint8", "uint16", "uint32", "uint64"]
+    assert DTYPES.keys().isdisjoint(refused.replace(",", "").split())
 
 
 def test_curl_of_the_readme_gives_the_answer_shown(server_url: str) -> None:
