@@ -121,8 +121,14 @@ class Destination:
             # The name that the user gave, not that of the part.
             raise CannotWriteError(OSError(error.errno, error.strerror, str(self.path))) from error
 
-    def finish(self) -> Path:
-        """Gives the whole file its name."""
+    def finish(self, body: memoryview) -> Path:
+        """Gives the whole file its name.
+
+        Args:
+            body: What was received; an answer whose length was not said is not in the file yet.
+        """
+        if not self._partial.exists():
+            self.make_buffer(body.nbytes)[:] = body
         self._partial.replace(self.path)
         return self.path
 

@@ -17,7 +17,6 @@ from tilewire._errors import ConnectionFailed
 from tilewire._transport import wire
 
 _FAILURES = ("4", "5")
-_OK = 200
 _NO_KEY = (401, 403)
 
 
@@ -26,7 +25,7 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
     with reported(is_json=is_json), Client(url, api_key=key, max_retries=0) as client:
         state: dict[str, Any] = {"url": url, "live": False, "ready": False}
         try:
-            state["live"] = client.exchange("GET", "/v2/health/live").status == _OK
+            state["live"] = wire.parse_object(client.exchange("GET", "/v2/health/live")).get("live") is True
         except ConnectionFailed as error:
             state["reason"] = error.detail
         if state["live"]:
@@ -34,7 +33,7 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
             answer = client.exchange("GET", "/v2")
             # Without a key only what it runs on is missing.
             if answer.status not in _NO_KEY:
-                state["server"] = wire.json_of(wire.checked(answer))
+                state["server"] = wire.parse_object(answer)
     if is_json:
         print_json(state)
     else:
@@ -105,7 +104,9 @@ def figures_of(change: Change) -> dict[str, Any]:
 
 def _samples(client: Client) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     reply = wire.checked(client.exchange("GET", "/metrics"))
-    return parse(bytes(reply.body).decode())
+    if wire.content_type(reply.headers) != "text/plain":
+        raise wire.unexpected(reply, "text/plain")
+    return parse(bytes(reply.body).decode(errors="replace"))
 
 
 def _tflops(change: Change, op: str) -> float | None:

@@ -63,22 +63,22 @@ class AsyncClient(AsyncProgramCalls):
 
     async def live(self) -> bool:
         """Whether a server answers."""
-        return await self._is_ok("live")
+        return await self._why_not("live") is None
 
     async def ready(self) -> bool:
         """Whether the server answers and takes requests."""
-        return await self._is_ok("ready")
+        return await self._why_not("ready") is None
 
     async def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Returns as soon as the server takes requests.
 
         Raises:
-            Unavailable: It does not within `timeout_s` seconds.
+            Unavailable: It does not within `timeout_s` seconds; the message has the last reason.
         """
         until = time.monotonic() + timeout_s
-        while not await self.ready():
+        while (reason := await self._why_not("ready")) is not None:
             if time.monotonic() >= until:
-                raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s")
+                raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s: {reason}")
             await asyncio.sleep(POLL_S)
 
     async def exchange(self, method: str, path: str) -> wire.Reply:
@@ -104,12 +104,12 @@ class AsyncClient(AsyncProgramCalls):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._base_url!r})"
 
-    async def _is_ok(self, kind: Literal["live", "ready"]) -> bool:
-        request = requests.is_ok(kind)
+    async def _why_not(self, kind: Literal["live", "ready"]) -> str | None:
+        request = requests.why_not(kind)
         try:
             return request.parse(await self._transport.get().exchange(request.call), self._handle)
-        except ConnectionFailed:
-            return False
+        except ConnectionFailed as error:
+            return error.detail
 
     async def _send(self, call: wire.Call) -> wire.Reply:
         retries = Retries(call, self._max_retries)

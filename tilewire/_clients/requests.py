@@ -16,7 +16,7 @@ from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, to_safetensors
 from tilewire._arrays.operands import OPTIONAL_OPERANDS, Prepared, prepare, prepare_inputs
-from tilewire._errors import NotFound, ServerError
+from tilewire._errors import NotFound, ServerError, TilewireError
 from tilewire._names import program_name, tensor_name
 from tilewire._programs.program import Program
 from tilewire._transport import wire
@@ -108,8 +108,7 @@ class Rules:
         call = replace(
             _with_body(_tensor_call("PUT", name, if_match), {"tensor": host}), progress=progress, query=query
         )
-        sent = TensorInfo(tensor_name(name), host.shape, host.dtype, host.nbytes)
-        return Request(call, lambda reply, handle: handle(_stored(reply, sent)))
+        return Request(call, lambda reply, handle: handle(wire.parse_info(wire.parse_object(reply))))
 
 
 def sources(name: str, path: Source) -> dict[str, HostArray]:
@@ -130,9 +129,11 @@ def get(
 
     def parse(reply: Reply, _: MakeHandle) -> Any:
         wire.checked(reply)
-        if into is not None:
-            return into.finish()
-        return _only(wire.parse_arrays(reply), reply).numpy()
+        if into is None:
+            return _only(wire.parse_arrays(reply), reply).numpy()
+        if wire.content_type(reply.headers) != into.content_type:
+            raise wire.unexpected(reply, into.content_type)
+        return into.finish(reply.body)
 
     return Request(call, parse)
 
@@ -155,56 +156,69 @@ def there(info: TensorInfo | None, name: str) -> TensorInfo:
 
 def delete(name: str, if_match: IfMatch | None = None) -> Request[None]:
     """Builds the removal of a tensor."""
-    return Request(_tensor_call("DELETE", name, if_match), _done)
+    return Request(_tensor_call("DELETE", name, if_match), lambda reply, _: wire.check_gone(reply))
 
 
 def tensors() -> Request[list[Any]]:
     """Builds the listing of the resident tensors; each is a handle."""
     call = Call("GET", "/v1/tensors", headers={"Accept": "application/json"})
-    return Request(
-        call,
-        lambda reply, handle: [handle(wire.parse_info(entry)) for entry in wire.parse_list(wire.checked(reply))],
-    )
+    return Request(call, lambda reply, handle: [handle(wire.parse_info(entry)) for entry in wire.parse_list(reply)])
 
 
-def is_ok(kind: str) -> Request[bool]:
-    """Builds a health check, `live` or `ready`."""
-    return Request(Call("GET", f"/v2/health/{kind}"), lambda reply, _: reply.status == 200)
+def why_not(kind: str) -> Request[str | None]:
+    """Builds a health check, `live` or `ready`; its reply is read as the reason why it is not so, or None."""
+
+    def parse(reply: Reply, _: MakeHandle) -> str | None:
+        try:
+            is_so = wire.parse_object(reply).get(kind) is True
+        except TilewireError as error:
+            return error.detail
+        return None if is_so else wire.unexpected(reply, f"{kind}: true").detail
+
+    return Request(Call("GET", f"/v2/health/{kind}"), parse)
 
 
 def keep_program(name: str, program: Program) -> Request[None]:
     """Builds the upload of a program."""
     body = (json.dumps(program.to_dict()).encode(),)
     call = replace(_program_call("PUT", name), parts=body)
-    return Request(replace(call, headers={**call.headers, **wire.body_headers(body, "application/json")}), _done)
+    call = replace(call, headers={**call.headers, **wire.body_headers(body, "application/json")})
+
+    def parse(reply: Reply, _: MakeHandle) -> None:
+        if wire.parse_object(reply).get("name") != name:
+            raise wire.unexpected(reply, f"the description of the program {name!r}")
+
+    return Request(call, parse)
 
 
 def program(name: str) -> Request[Program]:
     """Builds the download of a program."""
 
     def parse(reply: Reply, _: MakeHandle) -> Program:
-        document = wire.json_of(wire.checked(reply))
+        document = wire.parse_object(reply)
         # A description has the program itself under a key, beside what the server adds.
-        if isinstance(document, dict) and isinstance(document.get("program"), dict):
+        if isinstance(document.get("program"), dict):
             document = document["program"]
-        if isinstance(document, dict):
-            # A server may say more of it.
-            document = {name: document[name] for name in ("inputs", "steps", "outputs") if name in document}
-        return Program.from_dict(document)
+        # A server may say more of it.
+        document = {name: document[name] for name in ("inputs", "steps", "outputs") if name in document}
+        try:
+            return Program.from_dict(document)
+        except ValueError as error:
+            raise ServerError(f"not a program: {error}", status=reply.status) from error
 
     return Request(_program_call("GET", name), parse)
 
 
 def delete_program(name: str) -> Request[None]:
     """Builds the removal of a program."""
-    return Request(_program_call("DELETE", name), _done)
+    return Request(_program_call("DELETE", name), lambda reply, _: wire.check_gone(reply))
 
 
 def programs() -> Request[list[str]]:
     """Builds the listing of the programs' names."""
 
     def parse(reply: Reply, _: MakeHandle) -> list[str]:
-        entries = wire.parse_list(wire.checked(reply))
+        entries = wire.parse_list(reply)
         return [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
 
     return Request(Call("GET", "/v1/programs", headers={"Accept": "application/json"}), parse)
@@ -318,8 +332,8 @@ def _with_body(call: Call, arrays: Mapping[str, HostArray], metadata: Mapping[st
 def _answer(reply: Reply, make_handle: MakeHandle, prepared: Prepared) -> Answer:
     wire.checked(reply)
     outputs, handle = {}, None
-    if (reply.headers.get("content-type") or "").startswith("application/json"):
-        handle = make_handle(wire.parse_info(wire.json_of(reply)))
+    if wire.content_type(reply.headers) == "application/json":
+        handle = make_handle(wire.parse_info(wire.parse_object(reply)))
     else:
         arrays = wire.parse_arrays(reply)
         outputs = {name: _squeezed(array, prepared).like(prepared.like) for name, array in arrays.items()}
@@ -341,15 +355,6 @@ def _only(arrays: Mapping[str, HostArray], reply: Reply) -> HostArray:
     if len(arrays) != 1:
         raise ServerError(f"the answer is not one safetensors tensor but {len(arrays)}", status=reply.status)
     return next(iter(arrays.values()))
-
-
-def _stored(reply: Reply, sent: TensorInfo) -> TensorInfo:
-    document = wire.json_of(wire.checked(reply))
-    return wire.parse_info(document) if isinstance(document, dict) and "shape" in document else sent
-
-
-def _done(reply: Reply, _: MakeHandle) -> None:
-    wire.checked(reply)
 
 
 def _text(value: object) -> str:

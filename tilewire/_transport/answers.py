@@ -8,9 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
-from tilewire._transport.wire import Call, Reply
+from tilewire._transport.wire import Call, Reply, memory_for
 
 T = TypeVar("T")
 
@@ -95,7 +93,7 @@ class _Answer:
                 pass
             body, self._rest = self._rest, bytearray()
             return memoryview(body), False
-        return (yield from self._sized(_memory_for(self._call, status, int(length)))), True
+        return (yield from self._sized(memory_for(self._call, status, headers, int(length)))), True
 
     def _sized(self, body: memoryview) -> Reading[memoryview]:
         received = min(len(self._rest), body.nbytes)
@@ -156,11 +154,3 @@ def _size_of(line: bytes) -> int:
     if not digits or digits.strip(string.hexdigits.encode()):
         raise http.client.HTTPException(f"no size of a chunk: {digits[:64]!r}")
     return int(digits, 16)
-
-
-def _memory_for(call: Call, status: int, num_bytes: int) -> memoryview:
-    """Returns memory for an answer's body: the caller's own for a success, fresh else."""
-    if status < 300 and call.make_buffer is not None:
-        return call.make_buffer(num_bytes)
-    # Unlike a bytearray's, its pages are touched once: by what is received.
-    return memoryview(np.empty(num_bytes, np.uint8))  # type: ignore[arg-type]

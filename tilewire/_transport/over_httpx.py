@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import httpx
-import numpy as np
 
 from tilewire._errors import ConnectionFailed
-from tilewire._transport.wire import Call, Reply, failed
+from tilewire._transport.wire import Call, Reply, failed, memory_for
 
 # Refused, reset, or closed in the middle: what a restart of the server looks like.
 _BROKEN = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
@@ -124,7 +123,9 @@ class _Body:
         self.is_sized = length.isdecimal() and "content-encoding" not in response.headers and call.method != "HEAD"
         self._received = 0
         self._grown = bytearray()
-        self._memory = self._make(int(length)) if self.is_sized else memoryview(b"")
+        self._memory = memoryview(b"")
+        if self.is_sized:
+            self._memory = memory_for(call, response.status_code, response.headers, int(length))
 
     def add(self, chunk: bytes) -> None:
         """Keeps the next piece."""
@@ -141,13 +142,6 @@ class _Body:
         """Returns the whole answer."""
         body = self._memory if self.is_sized else memoryview(self._grown)
         return Reply(self._response.status_code, self._response.headers, body)
-
-    def _make(self, num_bytes: int) -> memoryview:
-        make = self._call.make_buffer
-        if make is not None and self._response.status_code < 300:
-            return make(num_bytes)
-        empty: Any = np.empty(num_bytes, np.uint8)
-        return memoryview(empty)
 
 
 def _failed(base_url: str, error: httpx.TransportError) -> ConnectionFailed:

@@ -6,9 +6,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
+
+import numpy as np
 
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 from tilewire._errors import ConnectionFailed, ServerError, class_for
@@ -203,18 +206,64 @@ def checked(reply: Reply) -> Reply:
 
     Raises:
         TilewireError: The class of its status, with the server's words.
+        ServerError: A redirect, which names the address to give.
     """
-    if reply.status < 400:
+    if reply.status < 300:
         return reply
-    document = json_of(reply)
-    detail = document.get("detail") or document.get("error") if isinstance(document, dict) else None
-    detail = str(detail or bytes(reply.body[:200]).decode(errors="replace") or f"status {reply.status}")
+    if reply.status < 400:
+        place = reply.headers.get("location")
+        where = f"redirects to {place}; give the address of that server" if place else f"answers {reply.status}"
+        raise ServerError(f"the server {where}", status=reply.status)
     raise class_for(reply.status)(
-        detail,
+        _detail_of(reply),
         status=reply.status,
         request_id=reply.headers.get("x-request-id"),
         retry_after_s=retry_after_s(reply),
     )
+
+
+def _detail_of(reply: Reply) -> str:
+    """Returns the cause in the server's words; a page of a proxy has none but its status."""
+    document = json_of(reply)
+    detail = document.get("detail") or document.get("error") if isinstance(document, dict) else None
+    text = bytes(reply.body[:200]).decode(errors="replace").strip()
+    if not detail and (content_type(reply.headers) == "text/html" or text.startswith("<")):
+        phrase = {int(known): known.phrase for known in HTTPStatus}.get(reply.status, "")
+        return f"status {reply.status}: {phrase}".removesuffix(": ")
+    return str(detail or text or f"status {reply.status}")
+
+
+def content_type(headers: Headers) -> str:
+    """Returns the content type of an answer without its parameters; empty without one."""
+    return (headers.get("content-type") or "").partition(";")[0].strip().lower()
+
+
+def unexpected(reply: Reply, expected: str) -> ServerError:
+    """Makes the error of a success that is none of Tilewire's, as a login page.
+
+    Args:
+        reply: The answer.
+        expected: What it should have been.
+    """
+    got = content_type(reply.headers) or "no content type"
+    detail = f"expected {expected}, got status {reply.status} and {got}; is this the address of a Tilewire server?"
+    return ServerError(detail, status=reply.status)
+
+
+def memory_for(call: Call, status: int, headers: Headers, num_bytes: int) -> memoryview:
+    """Returns memory for an answer's body: the caller's own for a success of the type that it asked for, fresh else.
+
+    Raises:
+        ServerError: The answer is said to be larger than this process can hold.
+    """
+    is_asked_for = status < 300 and content_type(headers) == call.headers.get("Accept")
+    if is_asked_for and call.make_buffer is not None:
+        return call.make_buffer(num_bytes)
+    try:
+        # Unlike a bytearray's, its pages are touched once: by what is received.
+        return memoryview(np.empty(num_bytes, np.uint8))  # type: ignore[arg-type]
+    except (MemoryError, ValueError) as error:
+        raise ServerError(f"an answer of {num_bytes} bytes does not fit into memory", status=status) from error
 
 
 def retry_after_s(reply: Reply) -> float | None:
@@ -244,19 +293,47 @@ def parse_list(reply: Reply) -> list[Any]:
     """Returns the entries of a JSON list.
 
     Raises:
-        ServerError: It is none.
+        TilewireError: The answer is an error, or no JSON list.
     """
-    document = json_of(reply)
+    document = json_of(checked(reply))
     if not isinstance(document, list):
-        raise ServerError("the listing is not a JSON list", status=reply.status)
+        raise unexpected(reply, "a JSON list")
     return document
 
 
+def parse_object(reply: Reply) -> dict[str, Any]:
+    """Returns the fields of a JSON object.
+
+    Raises:
+        TilewireError: The answer is an error, or no JSON object.
+    """
+    document = json_of(checked(reply))
+    if not isinstance(document, dict):
+        raise unexpected(reply, "a JSON object")
+    return document
+
+
+def check_gone(reply: Reply) -> None:
+    """Checks the answer to a removal.
+
+    Raises:
+        TilewireError: It is an error, or not 204.
+    """
+    if checked(reply).status != HTTPStatus.NO_CONTENT:
+        raise unexpected(reply, "status 204")
+
+
 def parse_head(reply: Reply, name: str) -> TensorInfo | None:
-    """Returns the tensor that `X-Tensor-*` headers describe, or None for a 404."""
+    """Returns the tensor that `X-Tensor-*` headers describe, or None for a 404.
+
+    Raises:
+        TilewireError: The answer is an error, or lacks these headers.
+    """
     if reply.status == 404:
         return None
     headers = checked(reply).headers
+    if not headers.get("x-tensor-dtype"):
+        raise unexpected(reply, "X-Tensor headers")
     shape = [int(dim) for dim in re.findall(r"\d+", headers.get("x-tensor-shape") or "")]
     fields = {key: headers.get(f"x-tensor-{key.replace('_', '-')}") for key in ("created", "last_used")}
     numbers = {key: int(headers.get(f"x-tensor-{key}") or "0") for key in ("bytes", "hits")}

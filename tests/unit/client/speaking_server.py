@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,7 +65,9 @@ class SpeakingServer:
         path = request.url.path
         if path.startswith("/v2/health/"):
             self.is_ready_after -= 1
-            return httpx.Response(200 if self.is_ready_after < 0 else 503, json={})
+            if self.is_ready_after < 0:
+                return httpx.Response(200, json={path.rpartition("/")[2]: True})
+            return httpx.Response(503, json={"ready": False, "error": "no engine is ready: warming up"})
         if path == "/v2" and self.needs_key:
             return problem(401, "key: send one")
         if path == "/v2":
@@ -97,7 +100,8 @@ class SpeakingServer:
             # As far as the service has the ops, its own parser reads what the client writes.
             if {step["op"] for step in self.programs[name]["steps"]} <= REGISTRY.keys():
                 parse_program(request.content, REGISTRY)
-            return httpx.Response(status, json=self.programs[name])
+            described = {"name": name, "version": FIRST_VERSION, **self.programs[name]}
+            return httpx.Response(status, json={**described, "steps": len(self.programs[name]["steps"])})
         if name not in self.programs:
             return problem(404, f"name: no program {name!r}")
         if request.method == "DELETE":
@@ -171,6 +175,8 @@ class SpeakingServer:
         if request.method == "DELETE":
             del self.tensors[name]
             return httpx.Response(204)
+        if request.headers["accept"] == "application/x-npy":
+            return npy_answer(self.tensors[name])
         return answer({name: self.tensors[name]})
 
     def op(self, request: httpx.Request, op: str) -> httpx.Response:
@@ -320,3 +326,9 @@ def load(body: bytes) -> dict[str, Array]:
 def answer(tensors: dict[str, Array], **headers: str) -> httpx.Response:
     body = safetensors.numpy.save(tensors)
     return httpx.Response(200, content=body, headers={"Content-Type": "application/x-safetensors", **headers})
+
+
+def npy_answer(tensor: Array) -> httpx.Response:
+    file = io.BytesIO()
+    np.save(file, tensor, allow_pickle=False)
+    return httpx.Response(200, content=file.getvalue(), headers={"Content-Type": "application/x-npy"})

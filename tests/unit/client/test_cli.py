@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -192,6 +193,21 @@ def test_health(run: Run, server: SpeakingServer, url: str) -> None:
     assert (nobody.exit_code, nobody.output) == (1, f"{refused}\n")
     nobody = run("health", "--url", "http://127.0.0.1:9", "--json")
     assert json.loads(nobody.stdout) == {"url": "http://127.0.0.1:9", "live": False, "ready": False, "reason": refused}
+
+
+@pytest.mark.parametrize("status", [200, 302])
+@pytest.mark.parametrize("command", [("health",), ("top", "-n", 1, "-i", 0.1)], ids=["health", "top"])
+def test_watching_another_server_is_an_error(
+    run: Run, server: SpeakingServer, command: tuple[object, ...], status: int
+) -> None:
+    for is_json in (False, True):
+        page = httpx.Response(status, html="<p>sign in</p>", headers={"Location": "https://x"})
+        server.refusals = [page] * 3
+        done = run(*command, *(["--json"] if is_json else []))
+        assert done.exit_code == 1
+        message = json.loads(done.stdout)["error"] if is_json else done.stderr
+        assert ("text/html" if status == 200 else "redirects to https://x") in message
+        assert message.count("\n") == (not is_json)
 
 
 def test_top(run: Run) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tilewire
+from tests.unit.client.scripted_server import answers, scripted
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket, problem
 from tilewire._arrays.host import from_safetensors
 from tilewire._clients.requests import Rules
@@ -375,6 +376,97 @@ def test_an_answer_that_is_not_safetensors(call: Call, server: SpeakingServer) -
     server.refusals = [httpx.Response(200, content=b"<html>")]
     with pytest.raises(tilewire.ServerError, match="safetensors"):
         call("matmul", EYE, EYE)
+
+
+PAGE = "<!doctype html><html><title>Sign in</title><body>Your name and password, please.</body></html>"
+CALLS: list[tuple[Any, ...]] = [
+    ("put", "w", EYE),
+    ("get", "w"),
+    ("head", "w"),
+    ("delete", "w"),
+    ("tensors",),
+    ("programs",),
+    ("softmax", EYE),
+    ("softmax", "@w"),
+    ("program", "p", {"inputs": {}, "steps": [], "outputs": []}),
+]
+
+
+def foreign(status: int) -> httpx.Response:
+    place = {"Location": "https://tilewire.test/v1"} if 300 <= status < 400 else {}
+    return httpx.Response(status, html=PAGE, headers=place)
+
+
+@pytest.mark.parametrize("arguments", CALLS, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("status", [200, 201, 204, 301, 302, 307, 308])
+def test_answers_of_another_server_are_errors(
+    call: Call, server: SpeakingServer, arguments: tuple[Any, ...], status: int
+) -> None:
+    if status == 204 and arguments[0] == "delete":
+        return
+    server.refusals = [foreign(status)]
+    with pytest.raises(tilewire.ServerError) as raised:
+        call(*arguments)
+    assert raised.value.status == status
+    if status >= 300:
+        assert "redirects to https://tilewire.test/v1; give the address" in raised.value.detail
+    assert "<" not in raised.value.detail
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["w.npy", "w.safetensors"])
+@pytest.mark.parametrize("status", [200, 302])
+def test_a_page_of_another_server_is_not_written(
+    call: Call, server: SpeakingServer, tmp_path: Path, name: str, status: int
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"old")
+    server.refusals = [foreign(status)]
+    with pytest.raises(tilewire.ServerError):
+        call("get_file", "w", path)
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [(name, b"old")]
+
+
+@pytest.mark.parametrize("status", [200, 302])
+def test_another_server_is_not_ready(call: Call, server: SpeakingServer, status: int) -> None:
+    server.refusals = [foreign(status) for _ in range(3)]
+    assert call("live") is call("ready") is False
+    with pytest.raises(tilewire.Unavailable, match=r"not ready within 0 s: .*(text/html|redirects to https)"):
+        call("wait_ready", 0)
+
+
+def test_waiting_names_the_last_reason(call: Call, server: SpeakingServer) -> None:
+    server.is_ready_after = 100
+    with pytest.raises(tilewire.Unavailable, match="no engine is ready: warming up"):
+        call("wait_ready", 0)
+
+
+@pytest.mark.parametrize(("status", "detail"), [(502, "status 502: Bad Gateway"), (599, "status 599")])
+def test_error_pages_have_no_tags(call: Call, server: SpeakingServer, status: int, detail: str) -> None:
+    for page in ({"html": PAGE}, {"text": PAGE}):
+        server.refusals = [httpx.Response(status, **page)]  # type: ignore[arg-type]
+        with pytest.raises(tilewire.ServerError) as raised:
+            call("matmul", EYE, EYE)
+        assert raised.value.detail == detail
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_own", [True, False], ids=["sockets", "httpx"])
+@pytest.mark.parametrize("length", [2**60, 2**100])
+def test_a_length_beyond_memory(kind: Callable[..., Any], is_own: bool, length: int) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/x-safetensors\r\nContent-Length: {length}\r\n\r\n".encode()
+    with scripted(answers(head)) as url:
+        settings: dict[str, Any] = {"transport": None, "timeout": 10 if is_own else httpx.Timeout(10)}
+        with pytest.raises(tilewire.TilewireError, match=r"does not fit into memory|bad Content-Length"):
+            caller(kind, SpeakingServer(), base_url=url, max_retries=0, **settings)("softmax", EYE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_whose_length_is_not_said(kind: Callable[..., Any], tmp_path: Path) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-npy\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with scripted(answers(head + b"3\r\nabc\r\n0\r\n\r\n")) as url:
+        written = caller(kind, SpeakingServer(), base_url=url, transport=None)("get_file", "w", tmp_path / "w.npy")
+    assert written.read_bytes() == b"abc"
 
 
 def test_both_close_with_their_block(server: SpeakingServer) -> None:

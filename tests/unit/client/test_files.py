@@ -109,7 +109,7 @@ def test_the_disk_has_room_for_a_file_before_it_is_received(tmp_path: Path) -> N
     with Destination(tmp_path / "w.npy") as into:
         view = into.make_buffer(2**20)
         view[-1] = 7
-        assert into.finish().stat().st_blocks * 512 >= 2**20
+        assert into.finish(view).stat().st_blocks * 512 >= 2**20
     assert (tmp_path / "w.npy").read_bytes()[-1] == 7
 
 
