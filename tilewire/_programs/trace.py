@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
@@ -222,13 +223,13 @@ class Traced:
 
     def softmax(self, axis: int = -1, *, log: bool | None = None) -> Traced:
         """Records softmax or log-softmax along one axis."""
-        return self._recorder.step("softmax", {"x": self}, self.dtype, axis=axis, log=log)
+        return self._recorder.step("softmax", {"x": self}, self.dtype, axis=_axis(axis), log=log)
 
     def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> TopK:
         """Records the k largest or smallest elements: values and indices."""
         outputs, dtypes = ("values", "indices"), (self.dtype, "int64")
         values, indices = self._recorder.steps_with(
-            "topk", {"x": self}, outputs, dtypes, k=k, axis=axis, largest=largest
+            "topk", {"x": self}, outputs, dtypes, k=operator.index(k), axis=_axis(axis), largest=largest
         )
         return TopK(values, indices)
 
@@ -249,12 +250,16 @@ class Traced:
     ) -> Traced:
         """Records layer norm, RMS norm or the division by the 2-norm."""
         inputs = {"x": self, "weight": weight, "bias": bias}
-        return self._recorder.step("normalize", inputs, self.dtype, kind=kind, axis=axis, eps=eps)
+        where = None if axis is None else _axis(axis)
+        return self._recorder.step("normalize", inputs, self.dtype, kind=kind, axis=where, eps=eps)
 
-    def reduce(self, kind: ReduceKind, axis: int | None = None, *, keepdims: bool | None = None) -> Traced:
+    def reduce(
+        self, kind: ReduceKind, axis: int | Literal["all"] | None = None, *, keepdims: bool | None = None
+    ) -> Traced:
         """Records a reduction; every axis where `axis` is None, as in NumPy."""
         dtype = "int64" if kind in ("argmax", "argmin") else self.dtype
-        where = "all" if axis is None else axis
+        where = "all" if axis is None or axis == "all" else _axis(axis)
+        keepdims = None if keepdims is None else bool(keepdims)
         return self._recorder.step("reduce", {"x": self}, dtype, kind=kind, axis=where, keepdims=keepdims)
 
     def pointwise(
@@ -378,15 +383,15 @@ class Traced:
             if ufunc in _BINARY:
                 return self._extremum(_BINARY[ufunc], inputs[0])
             if ufunc in _OPERATORS:
-                operator = _OPERATORS[ufunc]
+                method = _OPERATORS[ufunc]
                 if isinstance(inputs[0], Traced):
-                    return getattr(inputs[0], operator)(inputs[1])
-                return getattr(self, operator.replace("__", "__r", 1))(inputs[0])
+                    return getattr(inputs[0], method)(inputs[1])
+                return getattr(self, method.replace("__", "__r", 1))(inputs[0])
         raise TypeError(f"no op computes np.{ufunc.__name__} with these arguments in a program")
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         if function in _REDUCTIONS:
-            return self.reduce(_REDUCTIONS[function], *args[1:], **options)
+            return _reduction(function, *args, **options)
         raise TypeError(f"no op computes np.{function.__name__} in a program")
 
     def _affine(self, scale: float, shift: float) -> Traced:
@@ -399,6 +404,35 @@ class Traced:
                 return self.pointwise("relu")
             other = np.full((), float(other), dtype_name(self.dtype or DEFAULT_DTYPE))
         return self.pointwise(fn, other)
+
+
+def _axis(axis: Any) -> int:
+    """Returns one axis as a number.
+
+    Raises:
+        TypeError: Several axes, or none.
+    """
+    try:
+        return operator.index(axis)
+    except TypeError:
+        raise TypeError(f"axis: expected an integer, got {axis!r}; no op reads several axes") from None
+
+
+def _reduction(function: Any, *args: Any, **options: Any) -> Traced:
+    """Records a reduction of NumPy, whose arguments are bound by its own signature: the second of `norm` is no axis.
+
+    Raises:
+        TypeError: An argument that no op has.
+    """
+    signature = inspect.signature(function)
+    (_, value), *rest = signature.bind(*args, **options).arguments.items()
+    if not isinstance(value, Traced):
+        raise TypeError(f"np.{function.__name__}: expected the recorded value as the first argument")
+    given = {name: argument for name, argument in rest if argument is not signature.parameters[name].default}
+    for name, argument in given.items():
+        if name not in ("axis", "keepdims"):
+            raise TypeError(f"np.{function.__name__}: no op computes {name}={argument!r} in a program")
+    return value.reduce(_REDUCTIONS[function], **given)
 
 
 def _spec(name: str, given: InputSpec | tuple[Any, Any]) -> InputSpec:

@@ -210,7 +210,14 @@ def several(x: Any) -> Any:
     return x - B[0], np.argmax(x, axis=-1), 2.0 / (x * x + 1)
 
 
-@pytest.mark.parametrize("function", [classify, layers, mixed, changed, several])
+def reduced(x: Any) -> Any:
+    last = np.int64(-1)
+    norms = np.linalg.norm(x), np.linalg.norm(x, None, 0), np.linalg.norm(x, axis=last, keepdims=True)
+    sums = np.sum(x, 1, None, None, True), np.mean(x, axis=0), np.max(x), np.min(x, -1, None, False)
+    return *norms, *sums, np.argmin(x, 0, None), np.argmax(x, keepdims=True)
+
+
+@pytest.mark.parametrize("function", [classify, layers, mixed, changed, several, reduced])
 def test_recorded_code_computes_what_numpy_does(
     client: Any, server: SpeakingServer, function: Callable[[Any], Any]
 ) -> None:
@@ -339,6 +346,19 @@ def test_names_of_the_recorder_give_way(client: Any) -> None:
         (lambda x: 3, "expected it to return recorded values"),
         (lambda x, y: x, "give each argument its type"),
         (lambda x: list(x), "iterable"),
+        (lambda x: np.linalg.norm(x, 1), "np.norm: no op computes ord=1 in a program"),
+        (lambda x: np.linalg.norm(x, np.inf, -1), "np.norm: no op computes ord=inf"),
+        (lambda x: np.linalg.norm(x, ord="fro"), "np.norm: no op computes ord='fro'"),
+        (lambda x: np.sum(x, 0, np.float64), "np.sum: no op computes dtype=<class 'numpy.float64'>"),
+        (lambda x: np.mean(x, dtype="float64"), "np.mean: no op computes dtype='float64'"),
+        (lambda x: np.sum(x, axis=(0, 1)), r"axis: expected an integer, got \(0, 1\)"),
+        (lambda x: x.mean((0, 1)), r"axis: expected an integer, got \(0, 1\)"),
+        (lambda x: x.softmax(None), "axis: expected an integer, got None"),
+        (lambda x: np.max(x, initial=0), "np.max: no op computes initial=0"),
+        (lambda x: np.max(x, where=[True] * 6), r"np.max: no op computes where=\[True"),
+        (lambda x: np.argmax(x, 0, np.zeros(6, np.intp)), "np.argmax: no op computes out=array"),
+        (lambda x: np.sum(np.ones(6), 0, None, x), "np.sum: expected the recorded value as the first argument"),
+        (lambda x: np.add(x, x, where=[True] * 6), "no op computes np.add with these arguments"),
     ],
 )
 def test_code_that_no_op_computes(client: Any, server: SpeakingServer, function: Any, message: str) -> None:
