@@ -117,7 +117,6 @@ class Leases:
         self._budget_bytes = budget_bytes
         self._admission: Admission | None = admission
         self._leases: list[Lease] = []
-        self._result_bytes = 0
         self._answered: asyncio.Future[Any] | None = None
 
     def __enter__(self) -> Self:
@@ -146,7 +145,6 @@ class Leases:
     def _held(self, lease: Lease) -> Lease:
         """Notes a slot. The room has counted what of it is for results among those of the flow."""
         nbytes = lease.nbytes + lease.spare_bytes
-        self._result_bytes += lease.result_bytes
         self._leases.append(lease)
         self._held_bytes += nbytes
         self._share.held_bytes += nbytes
@@ -178,8 +176,7 @@ class Leases:
         self._leases.remove(lease)
         self._held_bytes -= lease.nbytes
         self._share.held_bytes -= lease.nbytes
-        self._result_bytes -= lease.result_bytes
-        self._share.result_bytes -= lease.result_bytes
+        self._share.let_go(lease)
         lease.release()
 
     def hold_until(self, answered: asyncio.Future[Any]) -> None:
@@ -194,8 +191,9 @@ class Leases:
             return
         # First, so that what is free now goes to whoever holds least.
         self._share.held_bytes -= self._held_bytes
-        self._share.result_bytes -= self._result_bytes
-        self._held_bytes = self._result_bytes = 0
+        self._held_bytes = 0
+        for lease in self._leases:
+            self._share.let_go(lease)
         for lease in self._leases:
             lease.release()
         self._leases.clear()

@@ -250,7 +250,7 @@ def test_results_of_one_flow_wait_for_those_that_are_being_read(arena: Arena) ->
         assert not third.done()
         left.cancel()
         await settle()
-        slow.result_bytes -= first.result_bytes
+        slow.let_go(first)
         first.release()
         granted = await asyncio.wait_for(third, 1)
         assert granted.result_bytes == CAPACITY // 4
@@ -261,11 +261,22 @@ def test_results_of_one_flow_wait_for_those_that_are_being_read(arena: Arena) ->
     asyncio.run(run())
 
 
-def test_a_result_larger_than_half_is_alone(arena: Arena) -> None:
+def test_beside_a_result_larger_than_half_there_is_room_for_small_ones_alone(arena: Arena) -> None:
     room, share = Room(arena, 0), Share(Flow(1))
     whole = room.take(CAPACITY * 3 // 4, share, is_new=False, is_result=True)
+    small = [room.take(CAPACITY // 128, share, is_new=False, is_result=True) for _ in range(2)]
     with pytest.raises(TooBusy, match="of results under way"):
         room.take(1, share, is_new=False, is_result=True)
+    for lease in (whole, *small):
+        share.let_go(lease)
+        lease.release()
+    assert (share.result_bytes, share.results) == (0, {})
+
+
+def test_one_result_may_be_all_of_the_arena(arena: Arena) -> None:
+    room, share = Room(arena, 0), Share(Flow(1))
+    whole = room.take(CAPACITY, share, is_new=False, is_result=True)
+    assert share.results == {CAPACITY: 1}
     whole.release()
 
 
