@@ -212,6 +212,35 @@ def test_a_resident_that_another_gateway_replaces_or_deletes(start_server: Start
         assert settles(client, is_idle)
 
 
+def test_a_program_that_another_gateway_replaces_along_with_what_it_reads(start_server: StartServer) -> None:
+    """A gateway that has run the one before would look for what that read, and nobody has it any more."""
+    server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
+    one, other = server.gateways()
+    with RawConnection(server.connect_to(one)) as connection, RawConnection(server.connect_to(other)) as changer:
+
+        def change(method: str, target: str, body: bytes, content_type: str = TYPES["safetensors"]) -> int:
+            changer.send(post(target, body, content_type=content_type).replace(b"POST", method.encode(), 1))
+            return changer.answer().status
+
+        for number in range(1, 4):
+            assert change("PUT", f"/v1/tensors/w{number}", to_safetensors({"w": number * W})) == 201
+            step = {"op": "matmul", "inputs": {"a": "x", "b": f"@w{number}"}, "as": "y"}
+            text = {"inputs": {"x": {"dtype": "float32", "shape": [-1, len(W)]}}, "steps": [step], "outputs": ["y"]}
+            kept = change("PUT", "/v1/programs/net", json.dumps(text).encode(), "application/json")
+            assert kept == (201 if number == 1 else 200)
+            if number > 1:
+                assert change("DELETE", f"/v1/tensors/w{number - 1}", b"") == 204
+            for _ in range(3):
+                answer = ask(connection, post("/v1/programs/net", to_npy(X), content_type=TYPES["npy"]))
+                assert answer.status == 200, answer.body
+                got = decode(TYPES["npy"], answer.body)
+                np.testing.assert_allclose(got, number * (X.astype(np.float64) @ W), rtol=1e-4, atol=1e-4)
+        assert change("DELETE", "/v1/tensors/w3", b"") == 204
+        answer = ask(connection, post("/v1/programs/net", to_npy(X), content_type=TYPES["npy"]))
+        assert answer.status == 404
+        assert "@w3" in answer.json()["detail"]
+
+
 @pytest.mark.slow
 def test_a_key_that_is_taken_out_or_may_less(start_server: StartServer, tmp_path: Path) -> None:
     everything = 'ops = ["*"]\nread = ["*"]\nwrite = ["*"]'

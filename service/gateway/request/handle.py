@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Coroutine, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
+from tilewire.service.errors import InvalidRequest, Lost, TilewireError, Unavailable, UnknownName
 from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.templates import Outputs
@@ -31,7 +31,7 @@ from tilewire.service.gateway.request.response import (
 )
 from tilewire.service.gateway.request.template import MAX_LEAD_BYTES, CachedHead, RequestTemplate
 from tilewire.service.ipc.arena import Lease, slot_bytes
-from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, TensorInfo
+from tilewire.service.ipc.messages import Done, InputSpec, OutputSpec, Stale, TensorInfo
 from tilewire.service.match import Match, parse_match
 from tilewire.service.ops.op import AnyOp, TensorType
 from tilewire.service.ops.planning import plan
@@ -176,17 +176,11 @@ async def compute(
     if body is not None:
         begin, end = body.offset + call.lead_bytes, body.offset + body.nbytes
     template = None if cached is None else cached.find(gateway.arena.segment.view, begin, end)
+    is_renewed = False
     for _attempt in range(MAX_PLANS):
         if template is None or not engines.are_current(template.resident_types):
             task = task or await call.decode(body, leases)
-            # Before residents are looked up: who may not read one does not hear whether it is there.
-            written = () if task.store is None else (task.store,)
-            uses_regions = bool(task.regions or task.out_regions)
-            authorise(context.granted, read=task.residents.values(), write=written, shared_memory=uses_regions)
-            template = await make_template(gateway, context, task, body)
-            template.allowed = context.access
-            if context.receive_began_s:
-                context.receive_s = time.perf_counter() - context.receive_began_s
+            template = await _plan(gateway, context, task, body)
         if context.access is not template.allowed:
             authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
             template.allowed = context.access
@@ -201,7 +195,13 @@ async def compute(
         offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
         places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]
         caller = Caller(context.stream, leases, deadline_of(template, context), template.priority, context.flow)
-        reply = await engines.compute(template.job, (*offsets, *places), caller)
+        try:
+            reply: Done | Stale | None = await engines.compute(template.job, (*offsets, *places), caller)
+        except (UnknownName, Lost):
+            # A kept program may have been replaced, and what the one before read deleted: the newest is planned, once.
+            if not template.is_pinned or is_renewed:
+                raise
+            is_renewed, reply = True, None
         if isinstance(reply, Done):
             context.timings, context.batch_size = reply.timings, reply.batch_size
             return template, places, reply
@@ -210,6 +210,23 @@ async def compute(
         if template.is_pinned:
             template, task = None, None if task is None else await task.renew(leases)
     raise Unavailable("residents: a tensor or the program that it reads keeps changing while it waits")
+
+
+async def _plan(gateway: Gateway, context: RequestContext, task: Task, body: Lease | None) -> RequestTemplate:
+    """Plans a task that its sender may have computed.
+
+    Raises:
+        TilewireError: It may not, or cannot be.
+    """
+    # Before residents are looked up: who may not read one does not hear whether it is there.
+    written = () if task.store is None else (task.store,)
+    uses_regions = bool(task.regions or task.out_regions)
+    authorise(context.granted, read=task.residents.values(), write=written, shared_memory=uses_regions)
+    template = await make_template(gateway, context, task, body)
+    template.allowed = context.access
+    if context.receive_began_s:
+        context.receive_s = time.perf_counter() - context.receive_began_s
+    return template
 
 
 def reserve_answer(context: RequestContext, nbytes: int) -> None:
