@@ -5,17 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Unpack
 
 from tilewire._clients import requests
 from tilewire._clients.requests import Rules
 from tilewire._clients.tensors import TensorCalls
+from tilewire._errors import BadRequest, Busy, QuotaExceeded, TilewireError
 from tilewire._names import program_name
 from tilewire._options import CallOptions
 from tilewire._programs.program import InputSpec, Program
-from tilewire._programs.trace import record
+from tilewire._programs.trace import constants_of, name_of, record
 from tilewire._types import Answer, Operand
+
+# Answers after which a program was not kept; after others that is not known.
+_REFUSALS = (BadRequest, Busy, QuotaExceeded)
 
 
 class ProgramCalls(TensorCalls):
@@ -66,8 +71,9 @@ class ProgramCalls(TensorCalls):
         """Records NumPy-like code as a program and keeps it on the server.
 
         The function is called once, with stand-ins for arrays: they have `@ + - * /`, the methods of `Traced`, and go
-        through NumPy's functions. Arrays that the code refers to are uploaded as `name/c0`, `name/c1`, …
-        with the elements that they have then, in the dtype of the value beside them.
+        through NumPy's functions. Arrays that the code refers to are uploaded with the elements that they have then, in
+        the dtype of the value beside them. Their names have a digest of the elements, as `name/c0-9f86d081884c7d65`: a
+        program of that name that is replaced has its constants until then, and they are removed afterwards.
 
         Args:
             function: Called with each input by name; returns one traced value, a tuple, or a dict that names them. One is
@@ -76,15 +82,42 @@ class ProgramCalls(TensorCalls):
             **inputs: Dtype and shape of each argument, as `("float32", (-1, 768))`; -1 for any size.
 
         Raises:
-            TypeError: The code does something that no op computes.
+            TypeError: The code does something that no op computes, or has no name.
             ValueError: More than 32 steps, or a name of a result that an input has.
-            BadRequest: The program cannot be right; the detail has the step's number.
+            BadRequest: The program cannot be right; the detail has the step's number. What was kept before stays.
         """
-        name = name or function.__name__
+        name = program_name(name_of(function) if name is None else name)
         recorded = record(function, inputs, name)
-        for constant, array in recorded.constants.items():
-            self.put(constant, array)
-        return self.program(name, recorded.program)
+        before = self._constants_of(name)
+        new: list[str] = []
+        try:
+            for constant, array in recorded.constants.items():
+                if self.head(constant) is None:
+                    new.append(constant)
+                    self.put(constant, array)
+        except TilewireError:
+            self._discard(new)
+            raise
+        try:
+            kept = self.program(name, recorded.program)
+        except _REFUSALS:
+            self._discard(new)
+            raise
+        self._discard(sorted(before - recorded.constants.keys()))
+        return kept
+
+    def _constants_of(self, name: str) -> set[str]:
+        """Names of the constants of a kept program; none where there is no program to be read."""
+        try:
+            return constants_of(self._do(requests.program(name)), name)
+        except BadRequest:
+            return set()
+
+    def _discard(self, names: Iterable[str]) -> None:
+        """Removes constants that no program has; one that stays costs room, and nothing else."""
+        for name in names:
+            with suppress(TilewireError):
+                self.delete(name)
 
 
 class KeptProgram:
@@ -129,12 +162,14 @@ class KeptProgram:
         return self._program
 
     def delete(self) -> None:
-        """Removes the program from the server.
+        """Removes the program from the server, and the constants that `trace` uploaded for it.
 
         Raises:
             NotFound: No program of that name.
         """
+        constants = self._client._constants_of(self.name)
         self._client._do(requests.delete_program(self.name))
+        self._client._discard(sorted(constants))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

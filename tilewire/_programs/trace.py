@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
@@ -49,6 +51,8 @@ _REDUCTIONS: dict[Any, ReduceKind] = {
     np.argmin: "argmin",
     np.linalg.norm: "norm",
 }
+_DIGEST_BYTES = 8
+_CONSTANT = re.compile(rf"c[0-9]+-[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 # Functions that a product applies by itself.
 _FUSED = ("relu", "gelu", "silu", "sigmoid", "tanh")
 
@@ -149,11 +153,35 @@ class _Recorder:
         _, known = self._known.get(id(value), (None, ""))
         held = self.constants.get(known)
         if held is None or held.dtype != array.dtype or not np.array_equal(held.data, array.data):
-            known = f"{self.name}/c{len(self.constants)}"
+            known = f"{self.name}/c{len(self.constants)}-{_digest(array)}"
             self.constants[known] = HostArray(array.dtype, array.data.copy())
             # With the value itself: an id is another's once its object is gone.
             self._known[id(value)] = (value, known)
         return f"@{known}"
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Returns the name that a function gives its program.
+
+    Raises:
+        TypeError: It has none.
+    """
+    name: str = getattr(function, "__name__", "<lambda>")
+    if name == "<lambda>":
+        raise TypeError(f'name: {function!r} has no name of its own; give name="…"')
+    return name
+
+
+def constants_of(program: Program, name: str) -> set[str]:
+    """Returns the residents of a program that `trace` uploaded for it, by their names."""
+    read = {value for step in program.steps for value in step.inputs.values() if value.startswith(f"@{name}/")}
+    return {value[1:] for value in read if _CONSTANT.fullmatch(value[len(name) + 2 :])}
+
+
+def _digest(array: HostArray) -> str:
+    digest = hashlib.blake2b(f"{array.dtype}{array.shape}".encode(), digest_size=_DIGEST_BYTES)
+    digest.update(np.ascontiguousarray(array.data).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _converted(key: str, array: HostArray, dtype: str) -> HostArray:

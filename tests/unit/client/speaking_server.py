@@ -53,6 +53,9 @@ class SpeakingServer:
         self.programs: dict[str, Any] = {}
         self.requests: list[httpx.Request] = []
         self.refusals: list[httpx.Response] = []
+        # Requests that are refused, and those that are done and answered 500.
+        self.refuses: Callable[[httpx.Request], bool] = lambda _: False
+        self.loses: Callable[[httpx.Request], bool] = lambda _: False
         self.is_ready_after = 0
         self.needs_key = False
 
@@ -62,6 +65,12 @@ class SpeakingServer:
         assert "transfer-encoding" not in request.headers
         if self.refusals:
             return self.refusals.pop(0)
+        if self.refuses(request):
+            return problem(400, "refused")
+        reply = self.reply(request)
+        return problem(500, "lost") if self.loses(request) else reply
+
+    def reply(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if path.startswith("/v2/health/"):
             self.is_ready_after -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -374,15 +375,70 @@ def test_constants_beside_integers(client: Any, server: SpeakingServer) -> None:
         return x.matmul(eye, bias=bias) + [1] * 6, eye @ x + bias
 
     wait(client.trace(net, x=("int8", (6, 6))))
-    assert {name: array.dtype.name for name, array in server.tensors.items() if name.startswith("net/")} == {
-        "net/c0": "int8",
-        "net/c1": "int32",
-        "net/c2": "int32",
-    }
+    kept = {name: array.dtype.name for name, array in server.tensors.items() if name.startswith("net/")}
+    assert [(name.partition("-")[0], dtype) for name, dtype in kept.items()] == [
+        ("net/c0", "int8"),
+        ("net/c1", "int32"),
+        ("net/c2", "int32"),
+    ]
     with pytest.raises(TypeError, match="b: a constant of float64 cannot become int32"):
         wait(client.trace(lambda x: (x @ eye) + np.ones(6), name="wrong", x=("int8", (6, 6))))
     with pytest.raises(TypeError, match="b: a constant of int64 cannot become int32"):
         wait(client.trace(lambda x: (x @ eye) + np.full(6, 2**40), name="wrong", x=("int8", (6, 6))))
+
+
+SPEC = ("float32", (-1, 6))
+
+
+def constants(server: SpeakingServer) -> set[str]:
+    return {name for name in server.tensors if "/" in name}
+
+
+def test_constants_are_those_of_the_program_that_is_kept(client: Any, server: SpeakingServer) -> None:
+    kept = wait(client.trace(lambda x: x @ W + B, name="net", x=SPEC))
+    first, program = constants(server), server.programs["net"]
+    assert len(first) == 2
+    np.testing.assert_allclose(wait(kept(x=X)), X @ W + B, rtol=1e-5)
+    # Refused when it is put, and while its constants are.
+    server.refuses = lambda request: request.method == "PUT" and request.url.path.startswith("/v1/programs/")
+    with pytest.raises(tilewire.BadRequest, match="refused"):
+        wait(client.trace(lambda x: x @ (2 * W) + B, name="net", x=SPEC))
+    server.refuses = lambda request: request.method == "PUT" and "/c1-" in request.url.path
+    with pytest.raises(tilewire.BadRequest, match="refused"):
+        wait(client.trace(lambda x: x @ (2 * W) + 2 * B, name="net", x=SPEC))
+    server.refuses = lambda request: False
+    assert constants(server) == first
+    assert server.programs["net"] == program
+    # Replaced: only what differs is sent.
+    num_before = len(server.requests)
+    wait(client.trace(lambda x: x @ W + 3 * B, name="net", x=SPEC))
+    methods = [(request.method, request.url.path.rpartition("-")[0]) for request in server.requests[num_before:]]
+    assert [path for method, path in methods if method == "PUT" and path] == ["/v1/tensors/net/c1"]
+    assert len(constants(server) & first) == 1
+    assert len(constants(server)) == 2
+    np.testing.assert_allclose(wait(kept(x=X)), X @ W + 3 * B, rtol=1e-5)
+    wait(kept.delete())
+    assert constants(server) == set()
+    assert set(server.tensors) == {"w", "b"}
+
+
+def test_a_replaced_program_whose_answer_was_lost_keeps_its_constants(client: Any, server: SpeakingServer) -> None:
+    wait(client.trace(lambda x: x @ W, name="net", x=SPEC))
+    server.loses = lambda request: request.method == "PUT" and request.url.path.startswith("/v1/programs/")
+    with pytest.raises(tilewire.ServerError):
+        wait(client.trace(lambda x: x @ (2 * W), name="net", x=SPEC))
+    server.loses = lambda request: False
+    np.testing.assert_allclose(wait(client.programs["net"](x=X)), X @ (2 * W), rtol=1e-5)
+
+
+def test_code_without_a_name(client: Any, server: SpeakingServer) -> None:
+    for function in (lambda x: x.relu(), functools.partial(classify)):
+        with pytest.raises(TypeError, match='give name="…"'):
+            wait(client.trace(function, x=SPEC))
+    with pytest.raises(ValueError, match="cannot name a program"):
+        wait(client.trace(lambda x: x @ W, name="a/b", x=SPEC))
+    assert constants(server) == set()
+    assert wait(client.trace(functools.partial(classify), name="part", x=SPEC)).name == "part"
 
 
 def test_options_that_json_has_no_number_for(client: Any, server: SpeakingServer) -> None:
