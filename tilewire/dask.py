@@ -26,6 +26,7 @@ import numpy.typing as npt
 from tilewire._clients.client import Client
 from tilewire._errors import Busy, ConnectionFailed, NotFound, QuotaExceeded, TilewireError, Unavailable
 from tilewire._installing import how_to_install
+from tilewire._options import DTYPES
 from tilewire._transport.of_process import OfProcess
 
 try:
@@ -37,6 +38,8 @@ except ModuleNotFoundError as error:  # pragma: no cover
 Array = npt.NDArray[Any]
 
 _PREFIX = "dask/"
+# As the services refuse it of one request. ADR 0051 has the reason.
+_MAX_INT8_SUM = 2**17 - 1
 _DIGEST_BYTES = 16
 # A service that did not answer is tried last for so long.
 _AVOIDED_S = 5.0
@@ -108,14 +111,18 @@ def matmul(a: da.Array, b: da.Array, services: Services, *, precision: str | Non
         (M, N) of the dtype of `a` (int8: int32), in the row blocks of `a` and the column blocks of `b`.
 
     Raises:
-        ValueError: Ranks, shapes or dtypes that do not fit, or blocks of unknown size.
+        TypeError: Not dask arrays, or of a dtype that no service multiplies.
+        ValueError: Ranks, shapes or dtypes that do not fit, more columns than int32 sums of int8 hold, or blocks of
+            unknown size.
     """
-    _check_blocks("a", a, 2)
-    _check_blocks("b", b, 2)
+    _check_blocks("a", a, "matmul", 2)
+    _check_blocks("b", b, "matmul", 2)
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"b: has {b.shape[0]} rows; expected {a.shape[1]}, as many as a has columns")
     if a.dtype != b.dtype:
         raise ValueError(f"b: has dtype {b.dtype}; expected {a.dtype}, that of a")
+    if a.dtype == np.int8 and a.shape[1] > _MAX_INT8_SUM:
+        raise ValueError(f"K = {a.shape[1]} overflows the int32 accumulator of int8; the limit is {_MAX_INT8_SUM}")
     sums = np.dtype(np.int32 if a.dtype == np.int8 else np.float32)
     result = sums if a.dtype == np.int8 else a.dtype
     options = {} if precision is None else {"precision": precision}
@@ -146,9 +153,10 @@ def softmax(x: da.Array, services: Services, *, axis: int = -1, log: bool = Fals
         Shape and dtype of `x`.
 
     Raises:
+        TypeError: Not a dask array, or a dtype that no service takes.
         ValueError: An axis that `x` does not have, or blocks of unknown size.
     """
-    axis = _check_axis(x, axis)
+    axis = _check_axis(x, axis, "softmax")
     joined = x.rechunk({axis: -1})
     options = {"axis": axis, "log": log}
     return joined.map_blocks(_run_block, services, "softmax", "x", options, dtype=x.dtype, meta=joined._meta)
@@ -166,9 +174,10 @@ def total(x: da.Array, services: Services, *, axis: int = -1) -> da.Array:
         `x` without the axis, float32.
 
     Raises:
+        TypeError: Not a dask array, or a dtype that no service takes.
         ValueError: An axis that `x` does not have, or blocks of unknown size.
     """
-    axis = _check_axis(x, axis)
+    axis = _check_axis(x, axis, "reduce")
     last = da.moveaxis(x, axis, -1)
     rows = last.reshape((-1, last.shape[-1])) if last.ndim != 2 else last
     ones = da.ones((rows.shape[1], 1), chunks=(rows.chunks[1], 1), dtype=x.dtype)
@@ -182,7 +191,7 @@ def total(x: da.Array, services: Services, *, axis: int = -1) -> da.Array:
 
 def mean(x: da.Array, services: Services, *, axis: int = -1) -> da.Array:
     """Computes the mean along one axis, as `total` does the sum; float32."""
-    axis = _check_axis(x, axis)
+    axis = _check_axis(x, axis, "reduce")
     return total(x, services, axis=axis) / np.float32(x.shape[axis])
 
 
@@ -340,15 +349,20 @@ def _row_sums(rows: Array, ones: Array, *, services: Services, options: Mapping[
 # ── checks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_blocks(name: str, array: da.Array, rank: int | None = None) -> None:
+def _check_blocks(name: str, array: da.Array, op: str, rank: int | None = None) -> None:
+    if not isinstance(array, da.Array):
+        raise TypeError(f"{name}: expected a dask array, got {type(array).__name__}; type da.from_array({name})")
+    if array.dtype.name not in DTYPES[op]:
+        dtypes = ", ".join(DTYPES[op])
+        raise TypeError(f"{name}: {op} does not take {array.dtype}; type {name}.astype(np.float32); it takes {dtypes}")
     if rank is not None and array.ndim != rank:
         raise ValueError(f"{name}: has rank {array.ndim}; expected {rank}")
     if any(np.isnan(size) for sizes in array.chunks for size in sizes):
         raise ValueError(f"{name}: has blocks of unknown size; expected known ones, see compute_chunk_sizes()")
 
 
-def _check_axis(x: da.Array, axis: int) -> int:
-    _check_blocks("x", x)
+def _check_axis(x: da.Array, axis: int, op: str) -> int:
+    _check_blocks("x", x, op)
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis: {axis} is out of range for rank {x.ndim}")
     return axis % x.ndim

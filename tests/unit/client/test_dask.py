@@ -1,0 +1,45 @@
+"""What `tilewire.dask` refuses before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+da = pytest.importorskip("dask.array")
+td = pytest.importorskip("tilewire.dask")
+
+# Nobody listens there.
+SERVICES = td.Services(["http://127.0.0.1:9"], timeout_s=0.1)
+
+
+def test_sums_of_int8_have_a_bound() -> None:
+    left = da.ones((2, 140_000), chunks=(2, 50_000), dtype=np.int8)
+    right = da.ones((140_000, 3), chunks=(50_000, 3), dtype=np.int8)
+    words = r"K = 140000 overflows the int32 accumulator of int8; the limit is 131071"
+    with pytest.raises(ValueError, match=words):
+        td.matmul(left, right, SERVICES)
+    assert td.matmul(left[:, :131_071], right[:131_071], SERVICES).shape == (2, 3)
+    wide = left.astype(np.float32)
+    assert td.matmul(wide, right.astype(np.float32), SERVICES).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda x: td.matmul(np.ones((2, 2)), x, SERVICES),
+            r"a: expected a dask array, got ndarray; type da.from_array",
+        ),
+        (lambda x: td.matmul(x.astype(np.float32), [[1.0]], SERVICES), "b: expected a dask array, got list"),
+        (lambda x: td.matmul(x, x, SERVICES), r"a: matmul does not take float64; type a\.astype\(np\.float32\)"),
+        (lambda x: td.softmax(x, SERVICES), "x: softmax does not take float64"),
+        (lambda x: td.total(x, SERVICES), "x: reduce does not take float64"),
+        (lambda x: td.mean(np.ones(2), SERVICES), "x: expected a dask array"),
+    ],
+)
+def test_what_no_service_takes(call: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words) as raised:
+        call(da.ones((2, 2)))
+    assert "cast" not in str(raised.value)
