@@ -12,8 +12,11 @@ def tensor_name(name: str) -> str:
     """Returns the name without its `@`, checked here because HTTP libraries rewrite paths that hold `..`.
 
     Raises:
+        TypeError: No text.
         ValueError: A name that no tensor can have.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a text, got {name!r}")
     match = _TENSOR.fullmatch(name)
     if match is None or ".." in match[1].split("/") or "." in match[1].split("/"):
         raise ValueError(f"{name[:64]!r} cannot name a tensor; expected A-Z a-z 0-9 . _ - in segments parted by /")
@@ -24,8 +27,11 @@ def program_name(name: str) -> str:
     """Returns the name.
 
     Raises:
+        TypeError: No text.
         ValueError: A name that no program can have.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a text, got {name!r}")
     if _PROGRAM.fullmatch(name) is None or name in (".", ".."):
         raise ValueError(f"{name[:64]!r} cannot name a program; expected 1 to 255 of A-Z a-z 0-9 . _ -")
     return name

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class AsyncClient(AsyncProgramCalls):
     """Calls a Tilewire server from asyncio.
 
+    A copy, by pickle too, has connections of its own.
+
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
 
     Args:
@@ -41,7 +43,8 @@ class AsyncClient(AsyncProgramCalls):
         transport: Replaces the network, as in httpx.
 
     Raises:
-        ValueError: An address without a scheme.
+        TypeError: An address or a time of another type.
+        ValueError: An address without a scheme, or with a name and password, a query or a fragment; no positive time.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class AsyncClient(AsyncProgramCalls):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base_url = wire.checked_url(base_url)
+        wire.check_timeout(timeout)
         self._max_retries = max_retries
         super().__init__(Rules.of(cast))
         shared = wire.client_headers(api_key, headers)

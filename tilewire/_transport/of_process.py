@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class OfProcess(Generic[T]):
-    """A value of this process. A process that was forked makes its own, and leaves the parent's alone.
+    """A value of this process. A process that was forked makes its own, and leaves the parent's alone; so does a copy.
 
     On connections that both have, each would read answers to what the other asked.
 
@@ -21,6 +21,9 @@ class OfProcess(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._pid, self._made = os.getpid(), make()
+
+    def __reduce__(self) -> tuple[type[OfProcess[T]], tuple[Callable[[], T]]]:
+        return type(self), (self._make,)
 
     def get(self) -> T:
         """Returns it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -152,8 +153,14 @@ def checked_url(url: str) -> str:
     """Returns an address without the slash at its end.
 
     Raises:
-        ValueError: Not `http://…` or `https://…`; the message says what to type.
+        TypeError: No text.
+        ValueError: Not `http://…` or `https://…`, or more than scheme, host, port and path; the message says what to type.
     """
+    if not isinstance(url, str):
+        raise TypeError(f"base_url: expected an address as 'http://127.0.0.1:8000', got {url!r}")
+    if "@" in re.split("[/?#]", url.rpartition("://")[2], maxsplit=1)[0]:
+        # Not repeated: logs keep messages.
+        raise ValueError('base_url: holds a name or a password; give them as headers={"Authorization": "Basic …"}')
     try:
         parts = urlsplit(url)
         scheme, host = parts.scheme, parts.hostname
@@ -164,7 +171,22 @@ def checked_url(url: str) -> str:
         raise ValueError(f"{url!r} is no address of a server; type 'http://{url.rpartition('://')[2]}'")
     if not host:
         raise ValueError(f"{url!r} names no host; type 'http://127.0.0.1:8000'")
+    if "?" in url or "#" in url:
+        raise ValueError(f"{url!r} has a query or a fragment; type {re.split('[?#]', url, maxsplit=1)[0]!r}")
     return url.rstrip("/")
+
+
+def check_timeout(timeout: object) -> None:
+    """Checks a number of seconds; None and httpx's own object are taken as they are.
+
+    Raises:
+        TypeError: A text.
+        ValueError: Not positive, or infinite.
+    """
+    if isinstance(timeout, str):
+        raise TypeError(f"timeout: expected seconds, or None for no limit; got {timeout!r}")
+    if isinstance(timeout, int | float) and not 0 < timeout < math.inf:
+        raise ValueError(f"timeout: expected more than 0 s, or None for no limit; got {timeout!r}")
 
 
 def has_proxy(url: str) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -467,6 +469,63 @@ def test_a_file_whose_length_is_not_said(kind: Callable[..., Any], tmp_path: Pat
     with scripted(answers(head + b"3\r\nabc\r\n0\r\n\r\n")) as url:
         written = caller(kind, SpeakingServer(), base_url=url, transport=None)("get_file", "w", tmp_path / "w.npy")
     assert written.read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_have_connections_of_their_own(
+    kind: Callable[..., Any], server: SpeakingServer, copy: Callable[[Any], Any]
+) -> None:
+    with on_a_socket(server) as url:
+        client = kind(url, api_key="secret", cast="float32", max_retries=1)
+        caller(lambda **_: client, server)("put", "w", EYE)
+        twin = copy(client)
+        call = caller(lambda **_: twin, server)
+        np.testing.assert_array_equal(call("matmul", EYE.astype(np.float64), "@w"), EYE)
+        assert server.requests[-1].headers["authorization"] == "Bearer secret"
+        assert twin._transport.get() is not client._transport.get()
+        assert twin.tensors._client is twin
+        for handle in (client.tensors["w"], client.programs["p"]):
+            assert copy(handle).name == handle.name
+            assert copy(handle)._client._base_url == url
+
+
+def test_a_transport_that_cannot_be_pickled_says_so(server: SpeakingServer) -> None:
+    client = tilewire.Client(transport=httpx.MockTransport(lambda request: server(request)))
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(client)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ({"base_url": None}, TypeError, "base_url: expected an address"),
+        ({"base_url": "http://h?a=1"}, ValueError, "has a query or a fragment; type 'http://h'"),
+        ({"base_url": "http://h/p#a"}, ValueError, "has a query or a fragment; type 'http://h/p'"),
+        ({"base_url": "http://me:geheim@h"}, ValueError, "holds a name or a password"),
+        ({"base_url": "https://me:geheim@[::1"}, ValueError, "holds a name or a password"),
+        ({"base_url": "me:geheim@h:1"}, ValueError, "holds a name or a password"),
+        ({"timeout": 0}, ValueError, "timeout: expected more than 0 s, or None"),
+        ({"timeout": float("inf")}, ValueError, "timeout: .*None for no limit; got inf"),
+        ({"timeout": float("nan")}, ValueError, "timeout: "),
+        ({"timeout": "60"}, TypeError, "timeout: expected seconds"),
+    ],
+)
+def test_settings_that_cannot_be(
+    kind: Callable[..., Any], settings: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as raised:
+        kind(**settings)
+    assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("method", ["put", "get", "head", "delete", "program"])
+def test_names_are_texts(call: Call, server: SpeakingServer, method: str) -> None:
+    rest = {"put": (EYE,), "program": ({"inputs": {}, "steps": [], "outputs": []},)}.get(method, ())
+    with pytest.raises(TypeError, match="name: expected a text, got 3"):
+        call(method, 3, *rest)
+    assert not server.requests
 
 
 def test_both_close_with_their_block(server: SpeakingServer) -> None:
