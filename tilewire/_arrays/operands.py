@@ -26,6 +26,8 @@ from tilewire._types import Resident, TensorInfo
 # Dtype of lists and numbers that stand alone.
 DEFAULT_DTYPE = "float32"
 _FLOATS = ("float16", "bfloat16", "float32")
+# Input that some functions have and others do not.
+_SECOND = "y"
 # Inputs whose dtype is not that of the others.
 _SCALES = ("a_scale", "b_scale")
 OPTIONAL_OPERANDS = ("bias", "weight", *_SCALES)
@@ -74,6 +76,9 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
         TypeError: A dtype that cannot be sent; the message says what to type.
         ValueError: A resident's name that cannot be, or a number where `matmul` needs vectors.
     """
+    for name, value in operands.items():
+        if value is None and op in DTYPES and name not in (*OPTIONAL_OPERANDS, _SECOND):
+            raise TypeError(f"{name}: expected an array, a list, a number, or the name of a resident tensor; got None")
     given = [_given(name, value) for name, value in operands.items() if value is not None]
     main = [operand for operand in given if operand.name not in OPTIONAL_OPERANDS]
     common = _common(op, main, cast)
@@ -91,16 +96,24 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
     return Prepared(arrays, residents, like, squeezed, dropped)
 
 
-def prepare_inputs(operands: Mapping[str, Any], dtypes: Mapping[str, str]) -> Prepared:
+def prepare_inputs(operands: Mapping[str, Any], dtypes: Mapping[str, str], cast: str | None = None) -> Prepared:
     """Prepares the inputs of a program, each by itself.
 
     Args:
         operands: By input name.
         dtypes: Declared dtypes by input name, as far as they are known; lists and numbers take them.
+        cast: Dtype for arrays of another dtype than the declared; None leaves them to the server.
+
+    Raises:
+        TypeError: No operands by name, or one that cannot be sent.
     """
+    if not isinstance(operands, Mapping):
+        raise TypeError(f"inputs: expected operands by name, as {{'x': x}}; got {type(operands).__name__}")
     given = [_given(name, value) for name, value in operands.items() if value is not None]
     for operand in given:
-        _convert(operand, operand.dtype or dtypes.get(operand.name, DEFAULT_DTYPE), given)
+        dtype = operand.dtype or dtypes.get(operand.name, DEFAULT_DTYPE)
+        is_other = operand.array is not None and dtype != dtypes.get(operand.name, dtype)
+        _convert(operand, cast if is_other and cast is not None else dtype, given)
     return Prepared(
         arrays={operand.name: operand.array for operand in given if operand.array is not None},
         residents={operand.name: operand.resident for operand in given if operand.resident is not None},
@@ -118,7 +131,7 @@ def _given(name: str, value: Any) -> _Given:
     if isinstance(value, Resident):
         dtype = None if value.described is None else value.described.dtype
         return _Given(name, value, resident=tensor_name(value.name), dtype=dtype)
-    if _is_weak(value):
+    if is_weak(value):
         return _Given(name, value)
     try:
         array = HostArray.of(value)
@@ -127,7 +140,7 @@ def _given(name: str, value: Any) -> _Given:
     return _Given(name, value, array=array, dtype=array.dtype)
 
 
-def _is_weak(value: Any) -> bool:
+def is_weak(value: Any) -> bool:
     """Whether a value has no dtype of its own: Python numbers, and lists of them."""
     while isinstance(value, list | tuple):
         if not value:
@@ -161,13 +174,23 @@ def _common(op: str, main: list[_Given], cast: str | None) -> str:
 
 
 def _promote_weak(operand: _Given, common: str) -> str:
+    leaves = _leaves_of(operand)
+    if leaves.dtype == object:
+        raise TypeError(f"{operand.name}: a number of more than 64 bits fits no dtype")
+    return promote_number(common, leaves.dtype.type(1).item())
+
+
+def _leaves_of(operand: _Given) -> np.ndarray[Any, Any]:
+    """Returns the numbers of a list; NumPy would read texts among them, and None as NaN."""
     try:
         leaves = np.asarray(operand.value)
     except ValueError as error:
         raise TypeError(f"{operand.name}: a list of lists of unequal lengths is no array") from error
-    if leaves.dtype == object:
-        raise TypeError(f"{operand.name}: a number of more than 64 bits fits no dtype")
-    return promote_number(common, leaves.dtype.type(1).item())
+    wrong = [leaf for leaf in leaves.flat if not isinstance(leaf, int | float)] if leaves.dtype == object else []
+    if wrong or leaves.dtype.kind not in "biufO":
+        what = repr(wrong[0]) if wrong else "a text or a complex number"
+        raise TypeError(f"{operand.name}: a list has numbers only, but this one holds {what}")
+    return leaves
 
 
 def _conversion(operand: _Given) -> str:
@@ -195,6 +218,7 @@ def _numpy_spelling(name: str) -> str:
 def _array_of(operand: _Given, dtype: str) -> HostArray:
     if operand.array is not None:
         return operand.array.astype(dtype)
+    _leaves_of(operand)
     if dtype in EXTENSIONS:
         return HostArray(DEFAULT_DTYPE, np.asarray(operand.value, np.float32)).astype(dtype)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -115,16 +116,21 @@ def run(
     program: Annotated[str, typer.Argument(help="A .json file, or the name of a program that the server keeps.")],
     inputs: Annotated[list[str] | None, typer.Argument(help="Inputs as NAME=OPERAND.")] = None,
     out: OutOption = None,
-    keep: Annotated[str | None, typer.Option(help="Also keep the program on the server, under this name.")] = None,
+    keep: Annotated[
+        str | None, typer.Option(help="Also keep the program of the file on the server, under this name.")
+    ] = None,
+    cast: CastOption = None,
     url: UrlOption = URL,
     key: KeyOption = None,
     is_json: JsonOption = False,
 ) -> None:
     """Run a program: several ops in one request."""
     with reported(is_json=is_json):
-        operands = dict(_input_of(text) for text in inputs or ())
+        operands = _inputs_of(inputs or ())
         read = Program.read(program) if Path(program).suffix == ".json" else None
-    with connected(url, key, is_json=is_json) as client:
+        if read is None and keep is not None:
+            raise ValueError(f"--keep: {program} is the name of a program that is kept already; give a .json file")
+    with connected(url, key, is_json=is_json, cast=cast) as client:
         if read is None:
             answer = client.programs[program].run(operands)
         elif keep is not None:
@@ -134,8 +140,13 @@ def run(
         show(answer, out, is_json=is_json)
 
 
-def _input_of(text: str) -> tuple[str, object]:
-    name, equals, operand = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"{text!r}: expected an input as NAME=OPERAND, e.g. x=x.npy")
-    return name, operand_of(operand)
+def _inputs_of(texts: Iterable[str]) -> dict[str, object]:
+    inputs: dict[str, object] = {}
+    for text in texts:
+        name, equals, operand = text.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{text!r}: expected an input as NAME=OPERAND, e.g. x=x.npy")
+        if name in inputs:
+            raise ValueError(f"{text!r}: the input {name} is given twice")
+        inputs[name] = operand_of(operand)
+    return inputs

@@ -31,7 +31,7 @@ OutOption = Annotated[
 StoreOption = Annotated[str | None, typer.Option(help="Name under which the result stays on the server.")]
 OutDtypeOption = Annotated[str | None, typer.Option(help="Dtype of the result, as float16.")]
 CastOption = Annotated[
-    str | None, typer.Option(help="Dtype for arrays of a dtype that the op does not take, as float32 for float64.")
+    str | None, typer.Option(help="Dtype for arrays of a dtype that is not taken, as float32 for float64.")
 ]
 
 URL = DEFAULT_URL

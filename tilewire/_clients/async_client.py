@@ -38,8 +38,8 @@ class AsyncClient(AsyncProgramCalls):
         max_retries: Number of times that a request is sent again after a busy or unavailable server, or a refused or
             reset connection. Waits double, or are as long as the server says.
         headers: Sent with every request.
-        cast: Dtype for arrays of a dtype that an op does not take, as "float32" for float64 arrays. None makes them an
-            error before anything is sent.
+        cast: Dtype for arrays of a dtype that an op does not take, or a program does not declare, as "float32" for
+            float64 arrays. None makes them an error, for an op before anything is sent.
         transport: Replaces the network, as in httpx.
 
     Raises:

@@ -63,7 +63,7 @@ class ProgramCalls(TensorCalls):
             **options: See `CallOptions`.
         """
         checked = program if isinstance(program, Program) else Program.from_dict(program)
-        return self._do(requests.run_program(checked, inputs, options))
+        return self._do(self._rules.run_program(checked, inputs, options))
 
     def trace(
         self, function: Callable[..., Any], /, *, name: str | None = None, **inputs: InputSpec | tuple[Any, Any]
@@ -133,7 +133,7 @@ class KeptProgram:
         self._program = program
 
     def __call__(self, **inputs: Operand) -> Any:
-        """Runs the program.
+        """Runs the program. Lists and numbers take the dtypes that it declares, which are fetched first where need be.
 
         Args:
             **inputs: Operands by input name.
@@ -150,7 +150,10 @@ class KeptProgram:
             inputs: Operands by input name.
             **options: See `CallOptions`.
         """
-        return self._client._do(requests.run_program(self.name, inputs, options, self._program))
+        rules = self._client._rules
+        if self._program is None and rules.needs_declaration(inputs):
+            self.describe()
+        return self._client._do(rules.run_program(self.name, inputs, options, self._program))
 
     def describe(self) -> Program:
         """Fetches the program, which the handle then keeps.

@@ -15,7 +15,7 @@ import numpy as np
 from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, to_safetensors
-from tilewire._arrays.operands import OPTIONAL_OPERANDS, Prepared, prepare, prepare_inputs
+from tilewire._arrays.operands import OPTIONAL_OPERANDS, Prepared, is_weak, prepare, prepare_inputs
 from tilewire._errors import NotFound, ServerError, TilewireError
 from tilewire._names import program_name, tensor_name
 from tilewire._programs.program import Program
@@ -102,13 +102,48 @@ class Rules:
         if_match: IfMatch | None = None,
     ) -> Request[Any]:
         """Builds the upload of one resident tensor."""
-        host = array if isinstance(array, HostArray) else HostArray.of(array)
+        try:
+            host = array if isinstance(array, HostArray) else HostArray.of(array)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"array: {error}") from error
         given = {"placement": placement, "axis": axis}
         query = {field: str(value) for field, value in given.items() if value is not None}
         call = replace(
             _with_body(_tensor_call("PUT", name, if_match), {"tensor": host}), progress=progress, query=query
         )
         return Request(call, lambda reply, handle: handle(wire.parse_info(wire.parse_object(reply))))
+
+    def needs_declaration(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether the declared dtypes of a program decide how its inputs are sent."""
+        values = inputs.values() if isinstance(inputs, Mapping) else ()
+        return self.cast is not None or any(is_weak(value) for value in values)
+
+    def run_program(
+        self,
+        target: str | Program,
+        inputs: Mapping[str, Any],
+        options: Mapping[str, Any],
+        declared: Program | None = None,
+    ) -> Request[Answer]:
+        """Builds a run of a program: a kept one by its name, or one that travels with its inputs.
+
+        Args:
+            target: Name, or the program itself.
+            inputs: Operands by input name.
+            options: `timeout_ms`, `request_id` and `if_match`.
+            declared: Program that the name stands for, where it is known: lists then take the declared dtypes.
+        """
+        declared = target if isinstance(target, Program) else declared
+        dtypes = {} if declared is None else {name: spec.dtype for name, spec in declared.inputs.items()}
+        prepared = prepare_inputs(inputs, dtypes, self.cast)
+        options = {name: value for name, value in options.items() if value is not None}
+        if isinstance(target, Program):
+            metadata = {"program": json.dumps(target.to_dict())}
+            call = _call("/v1/run", prepared, options, None, metadata)
+        else:
+            call = _call(f"/v1/programs/{program_name(target)}", prepared, options, None)
+            call = replace(call, headers={wire.KEY_HEADER: target, **call.headers})
+        return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
 
 
 def sources(name: str, path: Source) -> dict[str, HostArray]:
@@ -222,30 +257,6 @@ def programs() -> Request[list[str]]:
         return [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
 
     return Request(Call("GET", "/v1/programs", headers={"Accept": "application/json"}), parse)
-
-
-def run_program(
-    target: str | Program, inputs: Mapping[str, Any], options: Mapping[str, Any], declared: Program | None = None
-) -> Request[Answer]:
-    """Builds a run of a program: a kept one by its name, or one that travels with its inputs.
-
-    Args:
-        target: Name, or the program itself.
-        inputs: Operands by input name.
-        options: `timeout_ms`, `request_id` and `if_match`.
-        declared: Program that the name stands for, where it is known: lists then take the declared dtypes.
-    """
-    declared = target if isinstance(target, Program) else declared
-    dtypes = {} if declared is None else {name: spec.dtype for name, spec in declared.inputs.items()}
-    prepared = prepare_inputs(inputs, dtypes)
-    options = {name: value for name, value in options.items() if value is not None}
-    if isinstance(target, Program):
-        metadata = {"program": json.dumps(target.to_dict())}
-        call = _call("/v1/run", prepared, options, None, metadata)
-    else:
-        call = _call(f"/v1/programs/{program_name(target)}", prepared, options, None)
-        call = replace(call, headers={wire.KEY_HEADER: target, **call.headers})
-    return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
 
 
 def _call(

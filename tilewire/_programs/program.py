@@ -127,6 +127,9 @@ def _step_of(number: int, document: Any) -> Step:
     is_step = isinstance(document, Mapping) and isinstance(document.get("op"), str)
     _check(is_step, f"steps[{number}]: expected an object with op, inputs and as")
     _refuse_unknown(f"steps[{number}]", document, ("op", "inputs", "options", "as"))
+    for field_name, what in (("inputs", "value"), ("options", "option")):
+        is_object = isinstance(document.get(field_name, {}), Mapping)
+        _check(is_object, f"steps[{number}].{field_name}: expected an object, a {what} by name")
     outputs = _names(f"steps[{number}].as", document.get("as", ()))
     return Step(document["op"], dict(document.get("inputs", {})), outputs, dict(document.get("options", {})))
 
@@ -138,7 +141,7 @@ def _refuse_unknown(place: str, document: Mapping[str, Any], known: tuple[str, .
 
 
 def _names(field_name: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value)
+    names = tuple(value) if isinstance(value, list | tuple) else (value,)
     _check(all(isinstance(name, str) for name in names), f"{field_name}: expected a name or a list of names")
     return names
 

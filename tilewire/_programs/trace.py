@@ -141,7 +141,10 @@ class _Recorder:
             return f"@{tensor_name(value.name)}"
         if isinstance(value, str):
             return f"@{tensor_name(value)}"
-        array = HostArray.of(value)
+        try:
+            array = HostArray.of(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{key}: {error}") from error
         if key not in OPTIONAL_OPERANDS:
             return self._constant(value, _converted(key, array, like or DEFAULT_DTYPE))
         taken, usual = dtypes_beside(key, op, like, out_dtype)

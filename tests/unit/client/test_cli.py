@@ -99,6 +99,14 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     assert document(run("run", "square", "x=[[0, 1], [1, 0]]", "--json"))["outputs"]["y"]["data"] == [[1, 0], [0, 1]]
     for text in ("x", "=[[0, 1], [1, 0]]"):
         assert "expected an input as NAME=OPERAND" in run("run", "square", text).stderr
+    twice = run("run", path, "x=[[1]]", "x=[[2]]")
+    assert (twice.exit_code, twice.stderr) == (2, "tilewire: 'x=[[2]]': the input x is given twice\n")
+    kept = run("run", "square", "x=[[1]]", "--keep", "new")
+    assert kept.exit_code == 2
+    assert kept.stderr.startswith("tilewire: --keep: square is the name of a program that is kept already")
+    np.save(tmp_path / "x.npy", X.astype(np.float64))
+    cast = document(run("run", "square", f"x={tmp_path / 'x.npy'}", "--cast", "float32", "--json"))
+    assert cast["outputs"]["y"]["data"] == (X @ X).tolist()
     path.write_text("{")
     assert run("run", path, "x=[[1]]").stderr.startswith(f"tilewire: {path}: ")
 

@@ -374,6 +374,27 @@ def test_operands_that_are_no_arrays(call: Call) -> None:
         call("matmul", np.array([object()]), EYE)
 
 
+@pytest.mark.parametrize("value", [[1, "2"], [[1.0, 2], [3, None]], [1, 2j], [1.5, {}], [1, [2]]])
+def test_lists_hold_numbers_alone(call: Call, server: SpeakingServer, value: Any) -> None:
+    operands: list[tuple[Any, ...]] = [("softmax", value), ("add", EYE[:2], value), ("matmul", EYE, EYE)]
+    for method, *arguments in operands:
+        name = {"softmax": "x", "add": "b", "matmul": "bias"}[method]
+        options = {"bias": value} if method == "matmul" else {}
+        with pytest.raises(TypeError, match=f"{name}: a list "):
+            call(method, *arguments, **options)
+    assert not server.requests
+    assert call("add", [1, 2], 10**30).tolist() == [np.float32(10**30)] * 2
+
+
+def test_operands_that_are_missing(call: Call, server: SpeakingServer) -> None:
+    for method, arguments, name in (("softmax", (None,), "x"), ("matmul", (EYE, None), "b"), ("topk", (None, 1), "x")):
+        with pytest.raises(TypeError, match=f"{name}: expected an array, .*got None"):
+            call(method, *arguments)
+    with pytest.raises(TypeError, match="array: dtype object cannot be sent"):
+        call("put", "w", None)
+    assert not server.requests
+
+
 def test_an_answer_that_is_not_safetensors(call: Call, server: SpeakingServer) -> None:
     server.refusals = [httpx.Response(200, content=b"<html>")]
     with pytest.raises(tilewire.ServerError, match="safetensors"):
@@ -488,6 +509,8 @@ def test_copies_have_connections_of_their_own(
         for handle in (client.tensors["w"], client.programs["p"]):
             assert copy(handle).name == handle.name
             assert copy(handle)._client._base_url == url
+        for one in (client, twin):
+            caller(lambda one=one, **_: one, server)("close" if kind is tilewire.Client else "aclose")
 
 
 def test_a_transport_that_cannot_be_pickled_says_so(server: SpeakingServer) -> None:

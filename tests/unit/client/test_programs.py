@@ -151,6 +151,30 @@ def test_a_program_that_is_not_kept(client: Any, server: SpeakingServer) -> None
     assert server.programs == {}
 
 
+def test_arrays_of_a_dtype_that_is_not_declared_are_cast(server: SpeakingServer) -> None:
+    for kind in (tilewire.Client, tilewire.AsyncClient):
+        client: Any = kind("http://tilewire.test", transport=httpx.MockTransport(server), cast="float32")
+        wait(client.program("mlp", MLP))
+        check_mlp(wait(client.programs["mlp"](x=X.astype(np.float64))))
+        check_mlp(wait(client.run_program(MLP, {"x": X.astype(np.float64)})).result)
+        half = {**MLP, "inputs": {"x": {"dtype": "float16", "shape": [-1, 6]}}}
+        wait(client.program("half", half))
+        wait(client.programs["half"](x=X.astype(np.float16)))
+
+
+def test_lists_take_the_declared_dtypes(client: Any, server: SpeakingServer) -> None:
+    wait(client.program("half", {**MLP, "inputs": {"x": {"dtype": "float16", "shape": [-1, 6]}}}))
+    num_before = len(server.requests)
+    handle = client.programs["half"]
+    for _ in range(2):
+        wait(handle(x=X.tolist()))
+    assert [request.method for request in server.requests[num_before:]] == ["GET", "POST", "POST"]
+    wait(client.programs["half"](x=X.astype(np.float16)))
+    assert [request.method for request in server.requests[num_before + 3 :]] == ["POST"]
+    with pytest.raises(TypeError, match="inputs: expected operands by name"):
+        wait(client.run_program(MLP, [X]))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -161,6 +185,9 @@ def test_a_program_that_is_not_kept(client: Any, server: SpeakingServer) -> None
             r"steps\[0\]: unknown field 'option'; expected op, inputs, options, as",
         ),
         ({"inputs": {"x": {"dtype": "float32", "shape": [1], "size": 1}}}, r"inputs\.x: unknown field 'size'"),
+        ({"steps": [{"op": "softmax", "inputs": ["x"], "as": "y"}]}, r"steps\[0\]\.inputs: expected an object"),
+        ({"steps": [{"op": "softmax", "inputs": {}, "options": [1], "as": "y"}]}, r"steps\[0\]\.options: expected"),
+        ({"steps": [{"op": "softmax", "inputs": {}, "as": 3}]}, r"steps\[0\]\.as: expected a name"),
         ({"steps": [{"inputs": {}}]}, r"steps\[0\]: expected an object with op"),
         ({"inputs": []}, "inputs: expected an object"),
         ({"inputs": {"x": {"dtype": "float32"}}}, r"inputs\.x: expected an object with dtype and shape"),
