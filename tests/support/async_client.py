@@ -22,7 +22,8 @@ _WORDS = (
     (r"\b_clients\.tensors\b", "_clients.async_tensors"),
     # In the order of imports.
     (r"^(from tilewire\._clients\.requests import .*\n)(from tilewire\._clients\.async_tensors import .*\n)", r"\2\1"),
-    (r"^from collections\.abc import Iterator, Mapping\n", "from collections.abc import Mapping\n"),
+    (r"^(from tilewire\._clients\.by_name import .*\n)(from tilewire\._clients\.async_tensors import .*\n)", r"\2\1"),
+    (r"^(from collections\.abc import .*)\bIterator, ", r"\1"),
     (r"the blocking client", "the asyncio client"),
     (r"`(?:async_\w+)\.py` is written from this file by `(.*)`\.", r"Written from `SOURCE` by `\1`: change that file."),
 )

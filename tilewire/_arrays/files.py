@@ -46,6 +46,8 @@ class Source:
             arrays = self._read()
         except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{self.path}: {error}") from error
+        if not arrays:
+            raise ValueError(f"{self.path}: holds no tensors")
         if len(arrays) == 1:
             return {name: next(iter(arrays.values()))}
         return {f"{name}/{inner}": array for inner, array in arrays.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,10 +78,19 @@ def check_destinations(out: Path | None, store: str | None) -> None:
 
 
 def fail(message: str, exit_status: int, *, is_json: bool = False, **fields: object) -> None:
-    """Prints an error and ends."""
-    if is_json:
-        print_json({"error": message, **{key: value for key, value in fields.items() if value is not None}})
-    else:
+    """Prints an error and ends: on standard error, too, where JSON cannot be written."""
+    try:
+        if is_json:
+            print_json({"error": message, **{key: value for key, value in fields.items() if value is not None}})
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        is_json = False
+        # Python would try to write what is left when it ends.
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if not is_json:
         typer.echo(f"tilewire: {message}", err=True)
     raise typer.Exit(exit_status)
 

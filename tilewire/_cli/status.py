@@ -34,10 +34,11 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
             # Without a key only what it runs on is missing.
             if answer.status not in _NO_KEY:
                 state["server"] = wire.parse_object(answer)
-    if is_json:
-        print_json(state)
-    else:
-        typer.echo(_sentence(state))
+    with reported(is_json=is_json):
+        if is_json:
+            print_json(state)
+        else:
+            typer.echo(_sentence(state))
     if not state["ready"]:
         raise typer.Exit(EXIT_FAILED)
 

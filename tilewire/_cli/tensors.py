@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tilewire._cli.session import URL, JsonOption, KeyOption, UrlOption, connected, print_json
+from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, fail, print_json
+from tilewire._errors import BadRequest
 from tilewire._types import Placement, TensorInfo
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -75,14 +76,23 @@ def rm(
     key: KeyOption = None,
     is_json: JsonOption = False,
 ) -> None:
-    """Remove tensors."""
+    """Remove tensors. Those that cannot be removed are named when the others are."""
     with connected(url, key, is_json=is_json) as client:
+        removed, failures = [], []
         for name in names:
-            client.delete(name)
+            try:
+                client.delete(name)
+            except BadRequest as error:
+                failures.append(error.detail)
+                continue
+            removed.append(name)
             if not is_json:
                 typer.echo(f"removed {name}")
+        if failures:
+            message = "; ".join(failures)
+            fail(message, EXIT_FAILED, is_json=is_json, removed=removed)
         if is_json:
-            print_json({"removed": names})
+            print_json({"removed": removed})
 
 
 def _print(infos: list[TensorInfo], *, is_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 
 from tilewire._clients import requests
 from tilewire._clients.async_tensors import AsyncTensorCalls
+from tilewire._clients.by_name import ByName
 from tilewire._clients.requests import Rules
 from tilewire._errors import BadRequest, Busy, QuotaExceeded, TilewireError
 from tilewire._names import program_name
@@ -178,7 +179,7 @@ class AsyncKeptProgram:
         return f"{type(self).__name__}({self.name!r})"
 
 
-class AsyncPrograms:
+class AsyncPrograms(ByName):
     """The programs that a server keeps, by name. Calling it lists them."""
 
     def __init__(self, client: AsyncProgramCalls) -> None:

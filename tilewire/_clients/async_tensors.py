@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import Array
 from tilewire._clients import requests
+from tilewire._clients.by_name import ByName
 from tilewire._clients.requests import Request, Rules
 from tilewire._names import tensor_name
 from tilewire._options import (
@@ -372,7 +373,7 @@ class AsyncTensorCalls(abc.ABC):
             QuotaExceeded: It does not fit beside the others.
         """
         source = Source(Path(path))
-        arrays = requests.sources(name or source.path.stem, source)
+        arrays = requests.sources(source.path.stem if name is None else name, source)
         return [
             await self.put(full, array, placement=placement, axis=axis, progress=progress)
             for full, array in arrays.items()
@@ -521,7 +522,7 @@ class AsyncTensor(Resident):
         return await self._client.pointwise("div", other, self)
 
 
-class AsyncTensors:
+class AsyncTensors(ByName):
     """The resident tensors of a server, by name. Calling it lists them."""
 
     def __init__(self, client: AsyncTensorCalls) -> None:

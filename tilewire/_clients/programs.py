@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Unpack
 
 from tilewire._clients import requests
+from tilewire._clients.by_name import ByName
 from tilewire._clients.requests import Rules
 from tilewire._clients.tensors import TensorCalls
 from tilewire._errors import BadRequest, Busy, QuotaExceeded, TilewireError
@@ -178,7 +179,7 @@ class KeptProgram:
         return f"{type(self).__name__}({self.name!r})"
 
 
-class Programs:
+class Programs(ByName):
     """The programs that a server keeps, by name. Calling it lists them."""
 
     def __init__(self, client: ProgramCalls) -> None:
@@ -192,5 +193,19 @@ class Programs:
         names = self._client._do(requests.programs())
         return [KeptProgram(self._client, name) for name in names]
 
+    # <sync>
+    def __delitem__(self, name: str) -> None:
+        self[name].delete()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._client._do(requests.programs())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([program.name for program in self()])
+
+    def __len__(self) -> int:
+        return len(self())
+
+    # </sync>
     def __repr__(self) -> str:
         return f"<programs of {self._client!r}>"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Unpack, overload
 from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import Array
 from tilewire._clients import requests
+from tilewire._clients.by_name import ByName
 from tilewire._clients.requests import Request, Rules
 from tilewire._names import tensor_name
 from tilewire._options import (
@@ -362,7 +363,7 @@ class TensorCalls(abc.ABC):
             QuotaExceeded: It does not fit beside the others.
         """
         source = Source(Path(path))
-        arrays = requests.sources(name or source.path.stem, source)
+        arrays = requests.sources(source.path.stem if name is None else name, source)
         return [
             self.put(full, array, placement=placement, axis=axis, progress=progress) for full, array in arrays.items()
         ]
@@ -518,7 +519,7 @@ class Tensor(Resident):
         return self._client.pointwise("div", other, self)
 
 
-class Tensors:
+class Tensors(ByName):
     """The resident tensors of a server, by name. Calling it lists them."""
 
     def __init__(self, client: TensorCalls) -> None:
@@ -538,8 +539,8 @@ class Tensors:
     def __delitem__(self, name: str) -> None:
         self._client.delete(name)
 
-    def __contains__(self, name: str) -> bool:
-        return self._client.head(name) is not None
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._client.head(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter([tensor.name for tensor in self()])

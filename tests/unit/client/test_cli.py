@@ -82,8 +82,17 @@ def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     assert run("get", "weights/w", nowhere).stderr.endswith(f"No such file or directory: {str(nowhere)!r}\n")
     np.testing.assert_array_equal(safetensors.numpy.load_file(tmp_path / "back.safetensors")["weights/w"], X)
     assert document(run("rm", "w", "y", "--json")) == {"removed": ["w", "y"]}
-    half = run("rm", "y2", "nothing")
+    half = run("rm", "nothing", "y2", "never")
     assert (half.exit_code, half.stdout) == (1, "removed y2\n")
+    assert half.stderr == "tilewire: name: no tensor 'nothing'; name: no tensor 'never'\n"
+    run("put", tmp_path / "w.npy", "y2")
+    half = run("rm", "nothing", "y2", "--json")
+    assert json.loads(half.stdout) == {"error": "name: no tensor 'nothing'", "removed": ["y2"]}
+    nameless = run("put", tmp_path / "w.npy", "")
+    assert (nameless.exit_code, nameless.stderr.count("\n")) == (2, 1)
+    np.savez(tmp_path / "empty.npz")
+    empty = run("put", tmp_path / "empty.npz")
+    assert (empty.exit_code, empty.stderr) == (2, f"tilewire: {tmp_path / 'empty.npz'}: holds no tensors\n")
     run("put", tmp_path / "w.npy", "y2")
     assert set(server.tensors) == {"weights/w", "y2"}
 
@@ -201,6 +210,23 @@ def test_health(run: Run, server: SpeakingServer, url: str) -> None:
     assert (nobody.exit_code, nobody.output) == (1, f"{refused}\n")
     nobody = run("health", "--url", "http://127.0.0.1:9", "--json")
     assert json.loads(nobody.stdout) == {"url": "http://127.0.0.1:9", "live": False, "ready": False, "reason": refused}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("command", [("ls",), ("ls", "--json"), ("health", "--json"), ("add", "[1]", "[1]", "--json")])
+def test_output_that_cannot_be_written_is_one_line(url: str, command: tuple[str, ...], buffering: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tilewire", *command, "--url", url],
+            env={**os.environ, "PYTHONUNBUFFERED": buffering},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "tilewire: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize("status", [200, 302])

@@ -117,6 +117,25 @@ def test_tensors_are_a_mapping(server: SpeakingServer) -> None:
     assert "new" not in client.tensors
 
 
+def test_programs_are_a_mapping(server: SpeakingServer) -> None:
+    client = tilewire.Client("http://tilewire.test", transport=httpx.MockTransport(server))
+    client.program("mlp", MLP)
+    client.program("other", MLP)
+    assert list(client.programs) == ["mlp", "other"]
+    assert "mlp" in client.programs
+    del client.programs["mlp"]
+    assert "mlp" not in client.programs
+    assert len(client.programs) == 1
+
+
+def test_the_asyncio_client_says_how_to_list() -> None:
+    client: Any = tilewire.AsyncClient("http://tilewire.test", transport=httpx.MockTransport(SpeakingServer()))
+    for name in ("tensors", "programs"):
+        for use in (lambda things: "w" in things, list):
+            with pytest.raises(TypeError, match=rf"type \[one\.name for one in await c\.{name}\(\)\]"):
+                use(getattr(client, name))
+
+
 def check_mlp(got: Any) -> None:
     h = np.maximum(X @ W, 0)
     np.testing.assert_allclose(got.values, -np.sort(-h, axis=-1)[:, :2], rtol=1e-5)
