@@ -33,7 +33,7 @@ def main(url: str) -> None:
     logits = np.maximum(x @ w1 + b1, 0) @ w2
     expected = np.argsort(-logits, axis=-1)[:, :BEST]
     with Client(url) as client:
-        # The weights are uploaded as classify/c0, classify/c1, …
+        # The weights are uploaded beside it, under names that begin with classify/c0, classify/c1, …
         program = client.trace(classify, x=("float32", (-1, FEATURES)))
         try:
             print("program:", program)

@@ -127,7 +127,7 @@ class _Layout:
     Attributes:
         block: Type of a block: maps, addresses, and a field for each scalar, extent and stride.
         offsets: Offset of each parameter in a block, in the order of the kernel's.
-        maps: Of each descriptor: its place among the addresses, and its name. Their maps begin the block, one after another.
+        maps: Each descriptor's place among the addresses, and its name. Their maps begin the block, one after another.
         scalars: Names of the scalars.
     """
 
@@ -144,7 +144,7 @@ def _layout_of(handle: int, signature: tuple[tuple[str, str], ...], ranks: tuple
     Args:
         handle: The driver's CUfunction.
         signature: (name, type) of the arguments, constants left out.
-        ranks: Of each descriptor, in order.
+        ranks: Ranks of the descriptors, in order.
 
     Raises:
         LayoutError: See the module.
