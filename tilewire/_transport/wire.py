@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -18,6 +18,8 @@ from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 from tilewire._errors import ConnectionFailed, ServerError, class_for
 from tilewire._names import tensor_name
 from tilewire._types import TensorInfo
+
+T = TypeVar("T")
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 60.0
@@ -317,10 +319,7 @@ def parse_list(reply: Reply) -> list[Any]:
     Raises:
         TilewireError: The answer is an error, or no JSON list.
     """
-    document = json_of(checked(reply))
-    if not isinstance(document, list):
-        raise unexpected(reply, "a JSON list")
-    return document
+    return _document(reply, list, "a JSON list")
 
 
 def parse_object(reply: Reply) -> dict[str, Any]:
@@ -329,9 +328,13 @@ def parse_object(reply: Reply) -> dict[str, Any]:
     Raises:
         TilewireError: The answer is an error, or no JSON object.
     """
+    return _document(reply, dict, "a JSON object")
+
+
+def _document(reply: Reply, kind: type[T], expected: str) -> T:
     document = json_of(checked(reply))
-    if not isinstance(document, dict):
-        raise unexpected(reply, "a JSON object")
+    if not isinstance(document, kind):
+        raise unexpected(reply, expected)
     return document
 
 
