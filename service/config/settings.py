@@ -263,7 +263,7 @@ class Settings(BaseSettings):
 
     @field_validator("*")
     @classmethod
-    def _is_counted(cls, value: object, info: ValidationInfo) -> object:
+    def _is_bounded(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, int) and value > MAX_INTEGER:
             raise ValueError(f"at most {MAX_INTEGER}")
         if isinstance(value, float) and not math.isfinite(value) and info.field_name != "max_body_s":

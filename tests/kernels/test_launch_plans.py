@@ -11,6 +11,7 @@ import torch
 
 from tests.support.host_pipeline import host_pipeline
 from tests.support.jobs import JobBench
+from tilewire.service.engine.backends.chunks import Chunks
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.batched import (
     MAX_CONCURRENT,
@@ -18,7 +19,7 @@ from tilewire.service.engine.backends.gpu.batched import (
     BatchedPlans,
     BoundBatch,
 )
-from tilewire.service.engine.backends.gpu.chunks import Chunked, Chunks
+from tilewire.service.engine.backends.gpu.chunks import Chunked
 from tilewire.service.engine.backends.gpu.launch_plan import PlanCache
 from tilewire.service.engine.backends.gpu.launch_plans import LaunchPlans
 from tilewire.service.engine.backends.gpu.staging import Staging

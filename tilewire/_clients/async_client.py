@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class AsyncClient(AsyncProgramCalls):
     """Calls a Tilewire server from asyncio.
 
-    A copy, by pickle too, has connections of its own.
+    A copy has connections of its own, also in another process.
 
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Client(ProgramCalls):
     """Calls a Tilewire server and waits for its answers. Safe to share between threads, and with forked processes.
 
-    A copy, by pickle too, has connections of its own.
+    A copy has connections of its own, also in another process.
 
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx. What a transport of
     yours keeps open is shared with forked processes.

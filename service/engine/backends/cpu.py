@@ -10,17 +10,17 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
+from tilewire.service.engine.backends.chunks import Chunks, cut_of
 from tilewire.service.engine.backends.contract import HostBytes, Identity, LaunchSpec, Preparation, Report, device_of
-from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, dtype_name, tensor_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, tensor_of
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
-from tilewire.service.ops.op import AxisOp, Chunking, ElementwiseOp, TensorType
+from tilewire.service.ops.op import AxisOp, ElementwiseOp
 
 # Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy. A
 # float32 product of 128 x 128 x 128 is 4e6 operations and takes 25 us on one thread.
@@ -110,8 +110,8 @@ class CpuBackend:
             own = {name: self._concatenate(*one) for name, one in launch.concatenated.items()}
             inputs = Operands(own, launch.resident)
             dtypes = [TORCH_DTYPES[kind.dtype] for kind, _ in launch.results()]
-            if (parts := self._parts_of(launch, inputs)) is not None:
-                _compute_in_parts(launch, inputs, dtypes, parts)
+            if (chunks := self._chunks_of(launch)) is not None:
+                _compute_in_chunks(launch, inputs, dtypes, chunks)
                 continue
             results = ENGINE_OPS[launch.op.name].cpu(inputs, launch.options, dtypes)
             if launch.kept is not None:
@@ -122,29 +122,17 @@ class CpuBackend:
                 _scatter(result, places)
         return Finished(Timings(kernel_ns=time.perf_counter_ns() - began_ns))
 
-    def _parts_of(self, launch: LaunchSpec, inputs: Operands) -> Parts | None:
-        """Returns how to compute a large request of rows or elements that do not depend on one another; None for others.
+    def _chunks_of(self, launch: LaunchSpec) -> Chunks | None:
+        """Returns how to compute a large request of rows or elements a part at a time; None for others.
 
         Where a row's bits must not depend on what is beside it, neither may they on where a part begins.
         """
-        places = [place for pieces, _ in launch.outputs for place in pieces]
-        sources = [source for pieces, _ in launch.concatenated.values() for source in pieces]
         is_meant = isinstance(launch.op, AxisOp | ElementwiseOp) and self._alignment == 1
-        if not is_meant or not launch.outputs or launch.count != 1 or any(place.pitch for place in places):
+        cut = cut_of(launch, 2 * PART_BYTES) if is_meant else None
+        if cut is None or any(places[0].pitch for places, _ in launch.outputs):
             return None
-        if any(source.fortran for source in sources):
-            return None
-        types = {name: TensorType(dtype_name(one.dtype), tuple(one.shape)) for name, one in inputs.items()}
-        chunking = launch.op.chunking(types, launch.options, [place.type for place in places])
-        if chunking is None:
-            return None
-        first = types[chunking.inputs[0]]
-        rows = first.num_elements if chunking.is_flat else first.shape[0]
-        largest = max(
-            kind.nbytes for kind in (*(types[name] for name in chunking.inputs), *(one.type for one in places))
-        )
-        step = max(1, rows * PART_BYTES // max(1, largest))
-        return Parts(chunking, rows, step) if 2 * step < rows else None
+        step = max(1, cut.rows * PART_BYTES // cut.largest_bytes)
+        return Chunks(cut.names, cut.rows, step, cut.is_flat) if step < cut.rows else None
 
     def _use_threads(self, count: int) -> None:
         if count != self._num_threads:
@@ -157,31 +145,14 @@ class CpuBackend:
         return torch.cat([tensor_of(source).view(-1) for source in sources]).view(shape)
 
 
-class Parts(NamedTuple):
-    """Parts of a request that is computed a part at a time.
-
-    Attributes:
-        chunking: Which inputs are cut, and how.
-        rows: Rows of those, and of each result.
-        step: Rows of a part; the last may have fewer.
-    """
-
-    chunking: Chunking
-    rows: int
-    step: int
-
-
-def _compute_in_parts(launch: LaunchSpec, inputs: Operands, dtypes: Sequence[torch.dtype], parts: Parts) -> None:
+def _compute_in_chunks(launch: LaunchSpec, inputs: Operands, dtypes: Sequence[torch.dtype], chunks: Chunks) -> None:
     """Computes a request into its slots, some rows at a time."""
-    (names, is_flat), op = (parts.chunking.inputs, parts.chunking.is_flat), ENGINE_OPS[launch.op.name]
-    wholes = {name: inputs[name].reshape(-1) if is_flat else inputs[name] for name in names}
     outs = [tensor_of(places[0]) for places, _ in launch.outputs]
-    outs = [out.view(-1) for out in outs] if is_flat else outs
-    for begin in range(0, parts.rows, parts.step):
-        rows = slice(begin, begin + parts.step)
-        given = Operands({**inputs, **{name: whole[rows] for name, whole in wholes.items()}}, {})
-        for result, out in zip(op.cpu(given, launch.options, dtypes), outs, strict=True):
-            out[rows].copy_(result)
+    for span in chunks.spans():
+        own = {name: chunks.rows_of(inputs[name], span) for name in chunks.names}
+        results = ENGINE_OPS[launch.op.name].cpu(Operands({**inputs, **own}, {}), launch.options, dtypes)
+        for result, out in zip(results, outs, strict=True):
+            chunks.rows_of(out, span).copy_(result)
 
 
 def _scatter(result: torch.Tensor, places: Sequence[HostBytes]) -> None:

@@ -72,6 +72,7 @@ class TilewireProtocol(HttpToolsProtocol):
         transport.set_protocol(self.receiver)
         self.client_flow = flow_of_address(self.client[0] if self.client else "")
         self.on_gone: Callable[[], None] | None = None
+        self.was_cut = False
         # Form of an error, before any request line was read.
         self.url = b""
         self.is_refused = False
@@ -355,9 +356,8 @@ class TilewireProtocol(HttpToolsProtocol):
         if self._waiting:
             self._waiting.clear()
             self.cycle = None
-        if self.cycle is not None:
-            # Read before it is reset: something of the answer had not left.
-            self.cycle.is_cut = self.flow.write_paused
+        # Read before it is reset: something of an answer had not left.
+        self.was_cut = self.flow.write_paused
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:

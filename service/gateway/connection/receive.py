@@ -44,6 +44,7 @@ class Connection(Protocol):
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         is_busy: A request is under way.
         takes_interim: An interim response may be written now.
+        was_cut: It was lost while something of an answer had not left.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -63,6 +64,8 @@ class Connection(Protocol):
     def is_busy(self) -> bool: ...
     @property
     def takes_interim(self) -> bool: ...
+    @property
+    def was_cut(self) -> bool: ...
 
     def feed(self, data: memoryview, nbytes: int) -> None: ...
     def begin_body(self) -> None: ...

@@ -39,7 +39,7 @@ class RequestStream(Driven):
         self.flow = owner.flow
         self.is_http11 = self.keep_alive = True
         self.is_head_only = self.waiting_for_100_continue = self._is_asked = self._is_stalled = False
-        self.disconnected = self.response_started = self.response_complete = self.is_cut = False
+        self.disconnected = self.response_started = self.response_complete = False
         self.received_bytes = 0
         self._event: asyncio.Event | None = None
         self.body: Any = bytearray() if content_length is None else unparsed
@@ -118,6 +118,10 @@ class RequestStream(Driven):
     @property
     def is_disconnected(self) -> bool:
         return self.disconnected or self._owner.transport.is_closing()
+
+    @property
+    def is_cut(self) -> bool:
+        return self._owner.was_cut
 
     def watch(self, on_gone: Callable[[], None]) -> None:
         if self._owner.transport.is_closing():

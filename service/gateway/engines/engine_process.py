@@ -1,8 +1,8 @@
 """Waits until an engine's process has ended: until then its device may write to slots and regions.
 
 The kernel closes a killed process's sockets before the device's driver stops it. Kernels that write to the host's memory were
-seen to go on for 0.28 s behind the end of a socket (NVIDIA H200, `tests/gpu/test_killed_process.py`). A process's descriptor
-(pidfd) tells of its end when everything of it is gone.
+seen to go on for 0.28 s behind the end of a socket (NVIDIA H200; ADR 0024 has the figures). A process's descriptor (pidfd)
+tells of its end when everything of it is gone.
 
 Runs in the gateway's event loop.
 """

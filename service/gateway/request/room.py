@@ -4,8 +4,8 @@ A request that holds nothing takes a slot only while a multiple of it is free (`
 arena: slow bodies of one size leave room for all much smaller requests. A request that holds a slot takes what there is, and
 is served first: when it ends, its slots come back. Of the others, the flow that holds least is served first.
 
-Results are held until their clients have read them. So those of one flow take at most half of the arena, or a little more
-than the largest of them: a flow that reads slowly waits for itself.
+Results are held until their clients have read them. So those of one flow take at most half of the arena, or little more than
+one that is larger: a flow that reads slowly waits for itself.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tilewire.service.ipc.arena import Arena, Lease
 # Requests of an eighth of a size or less have room whatever requests of that size do, and do not wait behind them.
 HEADROOM = 8
 
-# Of the arena: what results of a flow may take beside its largest, where that is about half or more.
-BESIDE_LARGEST = 1 / 64
+# Beside a result larger than half of the arena, the others of its flow have this part of it.
+BESIDE_LARGE = 64
 
 # Part of the time-out: while the first of a flow has waited longer, further ones of it are refused at once. Those that do wait
 # are then served in time, unless the rate falls to less than half.
@@ -39,7 +39,7 @@ class Share:
         num_requests: Number of its requests under way.
         held_bytes: Bytes of the slots that they hold.
         result_bytes: Those of them that are for results.
-        results: Number of results of each size.
+        large_bytes: Size of the one result that is larger than half of the arena; 0 for none.
         waiting: Those of its requests that hold nothing and wait, in order of arrival.
     """
 
@@ -47,24 +47,14 @@ class Share:
     num_requests: int = 0
     held_bytes: int = 0
     result_bytes: int = 0
-    results: dict[int, int] = field(default_factory=dict)
+    large_bytes: int = 0
     waiting: list[_Waiter] = field(default_factory=list)
 
-    def hold_result(self, lease: Lease, nbytes: int) -> None:
-        """Counts a slot, or a part of it, among those for results, until `let_go`."""
-        lease.result_bytes = nbytes
-        self.result_bytes += nbytes
-        self.results[nbytes] = self.results.get(nbytes, 0) + 1
-
     def let_go(self, lease: Lease) -> None:
-        """Ends that, of a slot that is given back."""
-        nbytes = lease.result_bytes
-        if not nbytes:
-            return
-        self.result_bytes -= nbytes
-        self.results[nbytes] -= 1
-        if not self.results[nbytes]:
-            del self.results[nbytes]
+        """Counts a slot that is given back no more among those for results."""
+        self.result_bytes -= lease.result_bytes
+        if lease.result_bytes == self.large_bytes:
+            self.large_bytes = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +104,7 @@ class Room:
             lease = arena.lease(nbytes, spare_bytes)
         except TooBusy:
             return None
-        if result_bytes:
-            share.hold_result(lease, result_bytes)
+        self._count(lease, share, result_bytes)
         return lease
 
     async def wait(self, nbytes: int, share: Share, *, is_new: bool, is_result: bool = False) -> Lease:
@@ -161,16 +150,21 @@ class Room:
         if is_new and arena.free_bytes < min(HEADROOM * nbytes, nbytes + arena.capacity // 2, arena.capacity):
             raise TooBusy(f"no room for {nbytes} bytes and as much as must stay free beside them: {self}")
         lease = arena.lease(nbytes)
-        if is_result and nbytes:
-            share.hold_result(lease, nbytes)
+        self._count(lease, share, nbytes if is_result else 0)
         return lease
+
+    def _count(self, lease: Lease, share: Share, result_bytes: int) -> None:
+        """Counts what of a slot is for results, until `Share.let_go`."""
+        lease.result_bytes = result_bytes
+        share.result_bytes += result_bytes
+        if result_bytes > self.arena.capacity // 2:
+            share.large_bytes = result_bytes
 
     def _has_its_part(self, nbytes: int, share: Share) -> bool:
         """Whether results of a flow must be read before it has room for one more."""
-        capacity, whole_bytes = self.arena.capacity, share.result_bytes + nbytes
-        if not share.result_bytes or whole_bytes <= capacity // 2:
-            return False
-        return whole_bytes > max(share.results) + capacity * BESIDE_LARGEST
+        capacity = self.arena.capacity
+        most_bytes = max(capacity // 2, share.large_bytes + capacity // BESIDE_LARGE if share.large_bytes else 0)
+        return share.result_bytes > 0 and share.result_bytes + nbytes > most_bytes
 
     def _waiting(self) -> Iterator[_Waiter]:
         """All that wait, in the order in which they are served."""

@@ -6,17 +6,16 @@ The bus works both ways at once, so a large request takes little more than its o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
 from tilewire import kernels
 from tilewire.service.dtypes import DTYPES
+from tilewire.service.engine.backends.chunks import Chunks, cut_of
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
 from tilewire.service.engine.backends.gpu.pipeline import Around, InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.single import empty_outputs
 from tilewire.service.engine.backends.gpu.staging import Staging, move
-from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.ops.op import KernelCall, Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ops.op import TensorType
@@ -28,48 +27,17 @@ MAX_CHUNKS = 8
 ROWS_STEP = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Chunks:
-    """Division of a request into chunks.
-
-    Attributes:
-        names: Names of the inputs of which each chunk needs only its rows; the others come whole, first.
-        rows: Number of rows of those inputs, and of each result.
-        step: Rows of a chunk; the last may have fewer.
-        is_flat: Whether each element is a row.
-    """
-
-    names: tuple[str, ...]
-    rows: int
-    step: int
-    is_flat: bool = False
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First row and end of each chunk."""
-        return [(begin, min(begin + self.step, self.rows)) for begin in range(0, self.rows, self.step)]
-
-
 def chunks_of(launch: LaunchSpec) -> Chunks | None:
     """Returns how to cut a launch, or None for one that is not worth it or has no rows of its own."""
-    sources = {name: pieces[0] for name, (pieces, _) in launch.concatenated.items()}
-    outs = [places[0] for places, _ in launch.outputs]
-    if launch.count != 1 or any(source.fortran for source in sources.values()):
+    cut = cut_of(launch, 2 * CHUNK_BYTES)
+    if cut is None or not launch.concatenated.keys() >= set(cut.names):
         return None
-    if sum(place.type.nbytes for place in (*sources.values(), *outs)) < 2 * CHUNK_BYTES:
+    count = min(MAX_CHUNKS, cut.largest_bytes // CHUNK_BYTES, cut.rows // ROWS_STEP)
+    pieces = [pieces[0] for pieces, _ in (*launch.concatenated.values(), *launch.outputs)]
+    if count < 2 or not (cut.is_flat or all(map(_has_aligned_rows, pieces))):
         return None
-    types = {name: source.type for name, source in sources.items()}
-    types |= {name: TensorType(dtype_name(one.dtype), tuple(one.shape)) for name, one in launch.resident.items()}
-    chunking = launch.op.chunking(types, launch.options, [out.type for out in outs])
-    if chunking is None or not sources.keys() >= set(chunking.inputs):
-        return None
-    pieces = [sources[name] for name in chunking.inputs] + outs
-    rows = pieces[0].type.num_elements if chunking.is_flat else pieces[0].type.shape[0]
-    largest = max(piece.type.nbytes for piece in pieces)
-    count = min(MAX_CHUNKS, largest // CHUNK_BYTES, rows // ROWS_STEP)
-    if count < 2 or not (chunking.is_flat or all(_has_aligned_rows(one) for one in (*sources.values(), *outs))):
-        return None
-    step = -(-rows // (count * ROWS_STEP)) * ROWS_STEP
-    return Chunks(chunking.inputs, rows, step, chunking.is_flat) if step < rows else None
+    step = -(-cut.rows // (count * ROWS_STEP)) * ROWS_STEP
+    return Chunks(cut.names, cut.rows, step, cut.is_flat) if step < cut.rows else None
 
 
 def _has_aligned_rows(piece: HostBytes) -> bool:
@@ -102,9 +70,9 @@ class Chunked:
         held += [*outs, *wholes.values()]
         around: list[Around] = []
         for span in chunks.spans():
-            cut = {name: _rows_of(wholes[name], chunks, span) for name in chunks.names}
+            cut = {name: chunks.rows_of(wholes[name], span) for name in chunks.names}
             operands = Operands({**wholes, **cut}, launch.resident)
-            results = [_rows_of(out, chunks, span) for out in outs]
+            results = [chunks.rows_of(out, span) for out in outs]
             pipeline.use(pipeline.stage_in)
             for name in chunks.names:
                 self._copy_rows(operands[name], launch.concatenated[name][0][0], span, held, is_gather=True)
@@ -136,11 +104,6 @@ class Chunked:
         row_bytes = place.type.nbytes // self._chunks.rows
         here = rows.reshape(-1).view(torch.uint8)
         self._staging.copy(move(here, place, is_gather=is_gather, skipped=span[0] * row_bytes), held)
-
-
-def _rows_of(whole: torch.Tensor, chunks: Chunks, span: tuple[int, int]) -> torch.Tensor:
-    """The rows of one chunk, as a view."""
-    return (whole.view(-1) if chunks.is_flat else whole)[slice(*span)]
 
 
 def _cut(place: HostBytes, span: tuple[int, int]) -> HostBytes:

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tilewire.service.engine.backends.chunks import Chunks
 from tilewire.service.engine.backends.contract import HostBytes, LaunchSpec
-from tilewire.service.engine.backends.gpu.chunks import CHUNK_BYTES, MAX_CHUNKS, ROWS_STEP, Chunks, chunks_of
+from tilewire.service.engine.backends.gpu.chunks import CHUNK_BYTES, MAX_CHUNKS, ROWS_STEP, chunks_of
 from tilewire.service.engine.loop.batching import launch_of
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.matmul import MatmulOptions
