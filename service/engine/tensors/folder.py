@@ -4,8 +4,9 @@ A version of a name is one file, `name@version.safetensors`, and a deletion is o
 disk before they get that name, and are never changed. The name is made by `link`, which fails where it is taken, and
 each version is the next after the last one. So of two hosts that change a name at once, one comes first for all.
 
-A replaced version is removed, and its name is free again. A writer that stalls between its look at the folder and `link` may
-give such a version once more: as a change that others came after, or, with a condition, not at all.
+Replaced versions are removed, the oldest first, and their names are free again. So a writer looks once more behind `link`: if
+the version before its own is gone, its own was given before, and it begins again. The temporary file, a second link of
+the version, tells others that its writer has not looked yet; they keep the version before it.
 
 All functions block, and are for threads that may wait.
 """
@@ -54,6 +55,8 @@ DELETED_S = 24 * 3600.0
 TEMPORARY_S = 3600.0
 # A folder whose time of change is younger may change again without a new time: filesystems count in steps of up to 2 s.
 SETTLED_S = 3.0
+# From one number that a first version may have to the next: more than changes that others make between two looks.
+FIRST_STEP = 1000
 # Times that others may be quicker before a writer or a reader gives up.
 MAX_ATTEMPTS = 100
 PIECE_BYTES = 2**24
@@ -69,11 +72,13 @@ class Entry(NamedTuple):
 
     Attributes:
         is_file: Whether it is a regular file, as all are that this module writes.
+        inode: Tells it from another file that had the name.
     """
 
     version: int
     path: Path
     is_file: bool
+    inode: int
 
 
 class StoredVersion(NamedTuple):
@@ -265,15 +270,17 @@ class StoreFolder:
                     if kind is not None:
                         _copy(fd, target, kind.nbytes, 0)
                     os.fsync(target)
-                return self._link(temporary, name, match, is_deletion=kind is None)
+                written = self._link(temporary, name, match, is_deletion=kind is None)
             finally:
                 _remove(temporary)
+            if written is not None:
+                self._remove_replaced(self._entries_of(temporary.parent, stem_of(name)))
+            return written
 
     def _link(self, temporary: Path, name: str, match: Match | None, *, is_deletion: bool) -> Written | None:
         """Gives a complete file the name of the next version."""
         bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
         for _attempt in range(MAX_ATTEMPTS):
-            listed_s = self._clock()
             # The temporary file was made in this folder before: an NFS client has dropped what it remembered of the folder.
             entries = self._entries_of(bucket, stem)
             before = next((one for one in reversed(entries) if one.is_file), None)
@@ -284,22 +291,18 @@ class StoreFolder:
                 check_match(name, match, before.version if before is not None and was_there else None)
             elif match.version != (0 if before is None else before.version):
                 raise PreconditionFailed(f"if-match: another host has changed {name!r}")
-            version = entries[-1].version + 1 if entries else int(self._clock() * 1e6)
+            version = entries[-1].version + 1 if entries else int(self._clock() * 1e6) // FIRST_STEP * FIRST_STEP
             if version > MAX_VERSION:
                 raise Unavailable(f"store: {entries[-1].path.name} leaves no version; remove it")
             path = bucket / f"{stem}@{version}{SUFFIX}"
-            if _linked(temporary, path):
-                entries = self._entries_of(bucket, stem)
-                newer = entries[-1].version - version
-                is_late = newer and self._clock() - listed_s > REPLACED_S / 2
-                if match is not None and (newer > MAX_REPLACED or is_late):
-                    # Perhaps others had given this version before, and its name was free since it was replaced and removed.
-                    # Then the condition did not hold. Without one, this change is one that others came after.
-                    _remove(path)
-                    break
+            if not _linked(temporary, path):
+                continue
+            after = self._entries_of(bucket, stem)
+            # Without a condition, two first versions are two changes of which one came after the other.
+            if _is_next(version, entries, after) or (match is None and not entries):
                 _sync_folder(bucket)
-                self._remove_replaced(entries)
-                return Written(version, was_there, not newer)
+                return Written(version, was_there, all(one.version <= version for one in after))
+            _remove(path)
         raise Unavailable(f"store: {stem} is being changed by too many at once; look at it before you try again")
 
     def _create_temporary(self, bucket: Path) -> Path:
@@ -340,10 +343,14 @@ class StoreFolder:
                 _remove(one)
 
     def _remove_replaced(self, entries: Sequence[Entry]) -> None:
-        files = [one.path for one in entries if one.is_file]
-        for index, (path, newer) in enumerate(itertools.pairwise(files)):
-            if index < len(files) - 1 - MAX_REPLACED or self._age_s(newer) > REPLACED_S:
-                _remove(path)
+        """Removes replaced versions in order, but none whose successor's writer has not looked yet (`_is_next`)."""
+        files = [one for one in entries if one.is_file]
+        for index, (one, newer) in enumerate(itertools.pairwise(files)):
+            # A list may lack the successor, where it was linked meanwhile.
+            surplus = index < len(files) - 1 - MAX_REPLACED and not _has_writer(_path_of(one, one.version + 1))
+            if self._age_s(newer.path) <= REPLACED_S and not surplus:
+                break
+            _remove(one.path)
 
     def _age_s(self, path: Path) -> float:
         try:
@@ -379,7 +386,8 @@ class StoreFolder:
             for file in files:
                 found = _ENTRY.fullmatch(file.name)
                 if found is not None and int(found[2]) <= MAX_VERSION:
-                    yield found[1], Entry(int(found[2]), Path(file.path), file.is_file(follow_symlinks=False))
+                    is_file = file.is_file(follow_symlinks=False)
+                    yield found[1], Entry(int(found[2]), Path(file.path), is_file, file.inode())
 
     @staticmethod
     def _is_deletion(entry: Entry) -> bool:
@@ -512,6 +520,30 @@ def _linked(temporary: Path, path: Path) -> bool:
             raise
         return False
     return True
+
+
+def _is_next(version: int, before: Sequence[Entry], after: Sequence[Entry]) -> bool:
+    """Whether a version that was linked between these two looks follows the last one of the first look.
+
+    If the version had been given before, and removed, that last one would have been removed before it. A first version has to
+    be the only one: another writer may have had another time.
+    """
+    if before:
+        return before[-1] in after
+    return bool(after) and all(version <= one.version < version + FIRST_STEP for one in after)
+
+
+def _path_of(entry: Entry, version: int) -> Path:
+    """Path of another version of the same name."""
+    return entry.path.with_name(f"{entry.path.name.rpartition('@')[0]}@{version}{SUFFIX}")
+
+
+def _has_writer(path: Path) -> bool:
+    """Whether the writer of a version, if it is there, has its temporary file still."""
+    try:
+        return path.lstat().st_nlink > 1
+    except OSError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

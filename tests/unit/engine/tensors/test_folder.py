@@ -8,9 +8,9 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,9 +23,11 @@ from tilewire.service.engine.tensors.folder import (
     MAX_VERSION,
     REPLACED_S,
     TEMPORARY_S,
+    Base,
     Damaged,
     StoredVersion,
     StoreFolder,
+    Written,
     bucket_of,
     stem_of,
 )
@@ -74,6 +76,10 @@ def load(folder: StoreFolder, name: str, have: int = 0) -> tuple[StoredVersion |
     array = np.frombuffer(os.pread(fd, 2**20, 0), np.float32)
     os.close(fd)
     return stored, array
+
+
+def version_of(file: str) -> int:
+    return int(file.removesuffix(".safetensors").rpartition("@")[2])
 
 
 def entries(path: Path, name: str) -> list[str]:
@@ -141,43 +147,58 @@ def test_conditions_are_about_the_version_before(folder: StoreFolder, source: in
         folder.write(W, KIND, None, source, ANY)
 
 
-class Slow(tuple[int, ...]):
-    """A condition that takes its time: others write meanwhile."""
+class Stalls(tuple[int, ...]):
+    """A condition on some version that takes its time at first: meanwhile others write."""
 
     __slots__ = ()
-
-    def meanwhile(self) -> None:
-        """Replaced in tests."""
+    meanwhile: ClassVar[list[Callable[[], None]]] = []
 
     def __contains__(self, version: object) -> bool:
-        self.meanwhile()
+        while self.meanwhile:
+            self.meanwhile.pop()()
         return super().__contains__(version)
 
 
-@pytest.mark.parametrize(("num_others", "seconds"), [(MAX_REPLACED + 2, 0.0), (3, 2 * REPLACED_S)])
-def test_a_version_that_others_gave_and_removed_meanwhile_is_not_given_again(
-    tmp_path: Path, source: int, num_others: int, seconds: float
+class Whatever(Stalls):
+    """As `Stalls`; it always holds."""
+
+    __slots__ = ()
+
+    def __contains__(self, version: object) -> bool:
+        super().__contains__(version)
+        return True
+
+
+@pytest.mark.parametrize(("num_others", "seconds"), [(1, 0.0), (MAX_REPLACED + 2, 0.0), (3, 2 * REPLACED_S)])
+@pytest.mark.parametrize("condition", [Stalls, Whatever])
+def test_a_version_that_others_gave_meanwhile_is_not_given_again(
+    tmp_path: Path, source: int, condition: type[Stalls], num_others: int, seconds: float
 ) -> None:
-    """The writer has looked at the folder, and stalls. The condition does not hold any more when it goes on."""
+    """The writer has looked at the folder, and stalls. Others give the next versions; the first of them were removed, too."""
     clock = Clock(time.time())
     folder, other = StoreFolder(tmp_path, clock), StoreFolder(tmp_path, clock)
     folder.create()
     first = folder.write(W, KIND, None, source)
     given: list[int] = []
 
-    class Stalls(Slow):
-        def meanwhile(self) -> None:
-            given.extend(other.write(W, KIND, None, source).version for _ in range(num_others))
-            clock.now_s += seconds
-            other.clean(bucket_of(W))
+    def write() -> None:
+        given.extend(other.write(W, KIND, None, source).version for _ in range(num_others))
+        clock.now_s += seconds
+        other.clean(bucket_of(W))
 
-    with pytest.raises(Unavailable, match="too many at once"):
-        folder.write(W, KIND, None, source, Stalls((first.version,)))
+    Stalls.meanwhile.append(write)
+    if condition is Whatever:
+        written = folder.write(W, KIND, None, source, Whatever((first.version,)))
+        assert (written.version, written.is_last) == (given[-1] + 1, True)
+    else:
+        # It does not hold any more.
+        with pytest.raises(PreconditionFailed):
+            folder.write(W, KIND, None, source, Stalls((first.version,)))
     assert len(given) == num_others
-    assert not entries(tmp_path, W)[0].endswith(f"@{given[0]}.safetensors")
     stored, _ = load(folder, W)
     assert stored is not None
-    assert stored.version == given[-1]
+    assert stored.version == given[-1] + (condition is Whatever)
+    assert len({version_of(one) for one in entries(tmp_path, W)}) == len(entries(tmp_path, W)) <= MAX_REPLACED + 1
     assert not list(tmp_path.glob("*/*.tmp"))
 
 
@@ -186,13 +207,53 @@ def test_a_slow_writer_that_nobody_overtook_is_no_mistake(tmp_path: Path, source
     folder = StoreFolder(tmp_path, clock)
     folder.create()
     first = folder.write(W, KIND, None, source)
-
-    class Stalls(Slow):
-        def meanwhile(self) -> None:
-            clock.now_s += 2 * REPLACED_S
-
+    Stalls.meanwhile.append(lambda: setattr(clock, "now_s", clock.now_s + 2 * REPLACED_S))
     written = folder.write(W, KIND, None, source, Stalls((first.version,)))
     assert (written.version, written.is_last) == (first.version + 1, True)
+
+
+class Interrupted(Clock):
+    """A clock that somebody else uses the time of the first look at it."""
+
+    def __init__(self, now_s: float, meanwhile: Callable[[], object]) -> None:
+        super().__init__(now_s)
+        self.waiting = [meanwhile]
+
+    def __call__(self) -> float:
+        while self.waiting:
+            self.waiting.pop()()
+        return super().__call__()
+
+
+@pytest.mark.parametrize("ahead_s", [-0.5, 0.0, 1e-6, 0.5])
+def test_of_two_writers_of_a_new_name_one_is_first(tmp_path: Path, source: int, ahead_s: float) -> None:
+    """Both have looked at the folder and found nothing; their clocks differ."""
+    other = StoreFolder(tmp_path, Clock(1000.0 + ahead_s))
+    other.create()
+    given: list[Written] = []
+
+    def folder() -> StoreFolder:
+        for one in tmp_path.glob("*/*"):
+            one.unlink()
+        given.clear()
+        return StoreFolder(tmp_path, Interrupted(1000.0, lambda: given.append(other.write(W, KIND, None, source))))
+
+    with pytest.raises(PreconditionFailed):
+        folder().write(W, KIND, None, source, Base(0))
+    (before,) = given
+    stored, _ = load(other, W)
+    assert stored is not None
+    assert stored.version == before.version
+    assert len(entries(tmp_path, W)) == 1
+
+    # Without a condition both are changes of which one came after the other.
+    after = folder().write(W, KIND, None, source)
+    (before,) = given
+    assert not before.replaced
+    if abs(ahead_s) < 1e-3:
+        assert after == Written(before.version + 1, True, True)
+    else:
+        assert after == Written(10**9, False, ahead_s < 0)
 
 
 def test_writers_at_once_get_versions_in_one_order(tmp_path: Path) -> None:
