@@ -91,7 +91,7 @@ class NoTotals:
         """See `Totals.hidden`."""
         raise Unavailable("nothing is added up here")
 
-    async def history(self) -> HistoryReport:
+    async def history(self, key: str | None) -> HistoryReport:
         """See `Totals.history`."""
         raise Unavailable("nothing is added up here")
 

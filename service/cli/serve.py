@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import inspect
 import os
+import sys
 import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ def serve(**flags: object) -> None:
 
     Every flag is also a variable: --max-body-bytes is TILEWIRE_MAX_BODY_BYTES. docs/configuration.md lists all.
     """
+    _open_standard_files()
     console = Console()
     given = {name: value for name, value in flags.items() if value is not None}
     try:
@@ -60,6 +62,15 @@ def serve(**flags: object) -> None:
         typer.echo(f"tilewire: {error}{remedy_of(error, settings)}", err=True)
         raise typer.Exit(EXIT_FAILED) from None
     raise typer.Exit(status)
+
+
+def _open_standard_files() -> None:
+    """Opens what the caller closed of input, output and errors: another file with that number would get what is printed."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, "r" if name == "stdin" else "w", encoding="utf-8"))
 
 
 def words_of(problem: ErrorDetails, given: Mapping[str, object], environment: Mapping[str, str]) -> str:

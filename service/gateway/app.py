@@ -104,6 +104,8 @@ def create_metrics_app(gateway: Gateway) -> FastAPI:
 
 
 def _add(app: FastAPI, gateway: Gateway, routers: Sequence[APIRouter]) -> None:
+    # A redirect would name the address that the request came to, which behind a proxy is another scheme, host or port.
+    app.router.redirect_slashes = False
     routes: list[BaseRoute] = [*app.routes]
     for router in routers:
         router.routes += _head_routes(router)

@@ -72,10 +72,12 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
 
     Attributes:
         what: The text of `/metrics` in either form, the sums that it does not show, or the last minutes.
+        key: Name of the key whose failures are wanted with the last minutes; None for those of everybody.
     """
 
     id: int
     what: Readable
+    key: str | None = None
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -196,20 +198,20 @@ class Control:
     async def hidden(self) -> list[Sample]:
         return await self._read("hidden", list[Sample])
 
-    async def history(self) -> HistoryReport:
-        return await self._read("history", HistoryReport)
+    async def history(self, key: str | None) -> HistoryReport:
+        return await self._read("history", HistoryReport, key)
 
     async def close(self) -> None:
         """Closes the link after everything that was sent has left."""
         self._link.close()
         await self._lost.wait()
 
-    async def _read(self, what: Readable, kind: type[ContentT]) -> ContentT:
+    async def _read(self, what: Readable, kind: type[ContentT], key: str | None = None) -> ContentT:
         if not self._link.is_open:
             raise Unavailable("the supervisor is gone")
         number = next(self._ids)
         future = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._link.send(Read(number, what))
+        self._link.send(Read(number, what, key))
         try:
             return msgspec.msgpack.decode(await future, type=kind)
         finally:

@@ -270,7 +270,7 @@ class Child:
             case "hidden":
                 content: object = self._totals.hidden()
             case "history":
-                content = self._history.report()
+                content = self._history.report(request.key)
             case form:
                 content = await self._exposition.read(openmetrics=form == "openmetrics")
         if self._control is not None:

@@ -6,6 +6,7 @@ over all processes. Owns no metric and no socket. One thread each.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +21,10 @@ Labels = tuple[str, ...]
 SECONDS_BUCKETS = tuple(float(f"{20e-6 * 1.6**step:.4g}") for step in range(33))
 
 
-# Last failures that are kept; what is behind them is in the log.
+# Last failures that are kept of each key; what is behind them is in the log.
 MAX_FAILURES = 50
+# Keys whose failures are kept.
+MAX_FAILING_KEYS = 1000
 
 
 class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -92,6 +95,45 @@ class Failure(msgspec.Struct, frozen=True):
     reason: str
     request_id: str
     key: str | None
+
+
+class LastFailures:
+    """The last failures of each key, and those of requests without one: nobody pushes out what others see."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str | None, deque[Failure]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
+
+    def add(self, failure: Failure) -> None:
+        """Adds a failure; those of the key that has had none for longest may go."""
+        kept = self._by_key.pop(failure.key, None) or deque(maxlen=MAX_FAILURES)
+        kept.append(failure)
+        self._by_key[failure.key] = kept
+        if len(self._by_key) > MAX_FAILING_KEYS:
+            del self._by_key[next(iter(self._by_key))]
+
+    def take(self) -> list[Failure]:
+        """Returns all, and keeps none."""
+        taken, self._by_key = self._by_key, {}
+        return [failure for kept in taken.values() for failure in kept]
+
+    def newest(self, name: str | None) -> list[Failure]:
+        """Returns what may be seen, the last one first.
+
+        Args:
+            name: Name of the key whose failures are wanted; None for the last of all keys, and those without one.
+        """
+        if name is not None:
+            return sorted(self._by_key.get(name, ()), key=_time_of, reverse=True)
+        named = [failure for key, kept in self._by_key.items() if key is not None for failure in kept]
+        found = [*heapq.nlargest(MAX_FAILURES, named, _time_of), *self._by_key.get(None, ())]
+        return sorted(found, key=_time_of, reverse=True)
+
+
+def _time_of(failure: Failure) -> float:
+    return failure.time
 
 
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
@@ -224,7 +266,7 @@ class MetricSet:
         self._sink = sink
         self._new: list[MetricSpec] = []
         self._metrics: list[Counter | Histogram | Gauge] = []
-        self._failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
+        self._failures = LastFailures()
 
     def counter(self, name: str, text: str, labels: Labels, *, is_shown: bool = True) -> Counter:
         """Defines a counter; see `MetricSpec`."""
@@ -253,7 +295,7 @@ class MetricSet:
 
     def note(self, failure: Failure) -> None:
         """Notes a failure for the list of the last ones."""
-        self._failures.append(failure)
+        self._failures.add(failure)
 
     def flush(self) -> None:
         """Sends what changed since the last flush, unless nothing did."""
@@ -267,5 +309,4 @@ class MetricSet:
                 exemplars += metric.take_exemplars()
         if samples or self._new or self._failures:
             specs, self._new = self._new, []
-            self._sink.send(Figures(specs, samples, exemplars, list(self._failures)))
-            self._failures.clear()
+            self._sink.send(Figures(specs, samples, exemplars, self._failures.take()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import accumulate
@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 from prometheus_client.utils import floatToGoString
 
-from tilewire.service.telemetry.counters import MAX_FAILURES, Exemplar, Failure, Figures, Labels, MetricSpec, Sample
+from tilewire.service.telemetry.counters import Exemplar, Figures, Labels, LastFailures, MetricSpec, Sample
 
 # Writing the text takes milliseconds. A call sooner than this after the last time waits, and gets the next text.
 PERIOD_S = 0.1
@@ -31,19 +31,15 @@ OPENMETRICS = "application/openmetrics-text"
 _NOBODY = ""
 
 
-def _time_of(failure: Failure) -> float:
-    return failure.time
-
-
 class Totals(Collector):
     """Sums over all processes, live or dead.
 
     Attributes:
-        failures: Last failures of all processes, the last one last.
+        failures: Last failures of all processes.
     """
 
     def __init__(self) -> None:
-        self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
+        self.failures = LastFailures()
         self._specs: dict[str, MetricSpec] = {}
         self._sums: defaultdict[str, dict[Labels, list[int | float]]] = defaultdict(dict)
         self._gauges: defaultdict[str, dict[tuple[str, Labels], int | float]] = defaultdict(dict)
@@ -61,9 +57,8 @@ class Totals(Collector):
             else:
                 for index, value in enumerate(values):
                     sums[index] += value
-        if figures.failures:
-            # Each process sends its own when it suits it.
-            self.failures = deque(sorted([*self.failures, *figures.failures], key=_time_of), MAX_FAILURES)
+        for failure in figures.failures:
+            self.failures.add(failure)
         for seen in figures.exemplars:
             # Processes send their figures when it suits them: what comes last need not be the newest.
             key = (seen.name, seen.labels, seen.bucket)

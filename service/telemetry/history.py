@@ -104,9 +104,9 @@ class History:
         )
         self._last_s = now_s
 
-    def report(self) -> HistoryReport:
-        """Returns all that is kept."""
-        return HistoryReport(PERIOD_S, list(self._intervals), list(reversed(self._totals.failures)))
+    def report(self, name: str | None) -> HistoryReport:
+        """Returns all that is kept, with the failures of a key of this name, or of all and of nobody for None."""
+        return HistoryReport(PERIOD_S, list(self._intervals), self._totals.failures.newest(name))
 
     def _increases(self, name: str) -> Sums:
         """Series that grew since the last call, and by how much."""

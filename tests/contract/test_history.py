@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.support.api_keys import entry, keys_file
+from tilewire.service.telemetry.counters import MAX_FAILURES
 from tilewire.service.telemetry.history import PERIOD_S
 
 WAIT_S = 4 * PERIOD_S + 10
@@ -84,3 +85,10 @@ def test_a_key_sees_its_own_failures(start_server: StartServer, tmp_path: Path) 
         seen = failures(other)
         assert seen == []
         assert "unauthorized" in {entry["reason"] for entry in failures(operator)}
+        # Whoever has no key empties nobody's list.
+        for number in range(MAX_FAILURES + 1):
+            headers = {"x-request-id": f"nobody-{number}"}
+            assert httpx.get(f"{server.url}/v1/tensors", headers=headers, trust_env=False).status_code == 401
+        wait_failure(operator, f"nobody-{MAX_FAILURES}")
+        assert "of-one" in {entry["request_id"] for entry in failures(operator)}
+        assert [entry["request_id"] for entry in failures(one)] == ["of-one"]

@@ -200,6 +200,21 @@ def test_zero_sizes(client: httpx.Client, is_binary: bool, wants_binary: bool) -
     np.testing.assert_array_equal(out, np.zeros((2, 3)))
 
 
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_null_is_as_good_as_nothing(client: httpx.Client, is_binary: bool) -> None:
+    """Members that a client's own classes write, whether they are set or not."""
+    arrays = {"a": A, "b": B}
+    if is_binary:
+        inputs = [{"data": None} | binary_input(name, array) for name, array in arrays.items()]
+    else:
+        inputs = [{"parameters": None} | text_input(name, array) for name, array in arrays.items()]
+    unset = {"id": None, "parameters": None, "outputs": [{"name": "out", "parameters": None}]}
+    header = json.dumps({"inputs": inputs, **unset}).encode()
+    body = b"".join(array.tobytes() for array in arrays.values()) if is_binary else b""
+    _, out = infer(client, "matmul", header + body, {LENGTH: str(len(header))} if is_binary else {})
+    assert_close(out, *matmul(arrays, {}))
+
+
 def test_a_raw_body_is_a_float32_vector(client: httpx.Client) -> None:
     x = random_array("float32", (6,), 1)
     answer, out = infer(client, "softmax", x.tobytes(), {LENGTH: "0"})

@@ -181,6 +181,31 @@ def test_other_signals_drain_too(tmp_path: Path, number: signal.Signals) -> None
     assert "draining" in server.log.read_text()
 
 
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_start_with_a_closed_file_opens_it_and_drains(closed: int) -> None:
+    """Otherwise the next file that is opened gets its number, and what is printed; libuv aborts when it closes one of them."""
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    command = ["bash", "-c", f'exec "$0" "$@" {closed}>&-', *COMMAND, *PLAIN, "--port", str(port), "--device", "cpu"]
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env) as process:
+        try:
+            end_s = time.monotonic() + START_TIMEOUT_S
+            while not _is_ready(address):
+                assert process.poll() is None
+                assert time.monotonic() < end_s
+                time.sleep(POLL_S)
+            assert Path(f"/proc/{process.pid}/fd/{closed}").readlink() == Path(os.devnull)
+        finally:
+            process.terminate()
+        assert process.wait(START_TIMEOUT_S) == 0
+
+
+def _is_ready(address: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{address}/readyz", trust_env=False).status_code == 200
+    return False
+
+
 def test_a_start_behind_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     with serving(tmp_path / "log", *PLAIN, before=("env", "--ignore-signal=SIGHUP")) as server:
         server.process.send_signal(signal.SIGHUP)

@@ -25,8 +25,8 @@ class LocalTotals:
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
         return await Exposition(self.totals, 0.0).read(openmetrics=openmetrics)
 
-    async def history(self) -> HistoryReport:
-        return History(self.totals).report()
+    async def history(self, key: str | None) -> HistoryReport:
+        return History(self.totals).report(key)
 
     async def hidden(self) -> list[Sample]:
         return self.totals.hidden()

@@ -22,7 +22,7 @@ from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.ipc.arena import Arena
 from tilewire.service.ipc.messages import Timings, Welcome
 from tilewire.service.ops.registry import OPS
-from tilewire.service.telemetry.counters import MAX_FAILURES, Failure, MetricSet, Sample, Sink
+from tilewire.service.telemetry.counters import Failure, MetricSet, Sample, Sink
 from tilewire.service.telemetry.history import HistoryReport
 from tilewire.service.telemetry.statistics import ModelStats, RequestStatistics, statistics_of
 
@@ -51,8 +51,8 @@ class Totals(Sink, Protocol):
         """Returns the sums that `/metrics` does not show."""
         ...
 
-    async def history(self) -> HistoryReport:
-        """Returns the last minutes."""
+    async def history(self, key: str | None) -> HistoryReport:
+        """Returns the last minutes, with the failures of a key of this name, or of everybody for None."""
         ...
 
 
@@ -204,7 +204,7 @@ class GatewayMetrics:
         for reason, count in Counter([failure.reason for failure in failures]).items():
             if BY_CODE[reason].is_refusal:
                 self._rejected.inc((reason,), count)
-        for failure in failures[-MAX_FAILURES:]:
+        for failure in failures:
             self._metrics.note(failure)
 
     async def expose(self, accept: str) -> tuple[bytes, str]:
@@ -237,14 +237,14 @@ class GatewayMetrics:
         self.flush()
         return statistics_of(await self._totals.hidden(), models, VERSION)
 
-    async def history(self) -> HistoryReport:
-        """Returns the last minutes over all processes.
+    async def history(self, key: str | None) -> HistoryReport:
+        """Returns the last minutes over all processes, with the failures of a key of this name, or of everybody for None.
 
         Raises:
             Unavailable: The supervisor is gone.
         """
         self.flush()
-        return await self._totals.history()
+        return await self._totals.history(key)
 
 
 def exemplar_of(request_id: str, trace_id: str | None) -> Mapping[str, str] | None:

@@ -114,7 +114,7 @@ def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
 def _read_input(name: str, entry: dict[str, object]) -> Pending:
     parameters = _parameters(entry, f"{name}: parameters", _INPUT_PARAMETERS)
     sources: list[str] = [key for key in ("binary_data_size", "shared_memory_region", "resident") if key in parameters]
-    sources += ["data"] if "data" in entry else []
+    sources += ["data"] if entry.get("data") is not None else []
     if len(sources) != 1:
         raise InvalidRequest(
             f"{name}: expected one of data, binary_data_size, shared_memory_region and resident; "
@@ -237,7 +237,9 @@ def _entries(op: AnyOp, value: object, field: str, known: Sequence[str]) -> Iter
 
 def _parameters(entry: Mapping[str, object], field: str, known: tuple[str, ...] | None = None) -> dict[str, object]:
     """The `parameters` of an object: names and scalars. Without `known`, the caller checks the names."""
-    value = entry.get("parameters", {})
+    value = entry.get("parameters")
+    if value is None:
+        return {}
     if not isinstance(value, dict):
         raise InvalidRequest(f"{field}: expected an object; got {kind_of(value)}")
     for name, one in value.items():
