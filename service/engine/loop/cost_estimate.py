@@ -1,4 +1,4 @@
-"""Estimates how long a job takes at best, for the limit on a batch's time."""
+"""Estimates how long a job takes at best: for the limit on a batch's time, and for what its flow is charged at first."""
 
 from __future__ import annotations
 

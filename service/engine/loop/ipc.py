@@ -105,7 +105,10 @@ class Mailbox:
     def take(self, timeout_s: float | None) -> list[Event]:
         """Everything that has come; waits for an event up to the time-out, for ever without one."""
         events: list[Event] = []
-        for fd, happened in self._wait(timeout_s):
+        ready = self._wait(timeout_s)
+        # Before what came over sockets: a change of the store is known to the jobs behind it.
+        self._take_posted(events)
+        for fd, happened in ready:
             if fd == self._bell:
                 os.eventfd_read(self._bell)
                 self._take_posted(events)

@@ -418,6 +418,7 @@ class EngineLoop:
             # Before the next launch, which takes longer than to say what is done.
             self._mailbox.flush()
             self._let_go(batch)
+            self._scheduler.settle(batch, (timings.h2d_ns + timings.kernel_ns + timings.d2h_ns) / 1e9)
             self._metrics.record_queue(op, waited_ns)
             self._metrics.record_stages(op, timings, len(batch))
             self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)

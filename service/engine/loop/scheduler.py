@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heappushpop, heapreplace
 from typing import Generic, TypeVar
@@ -74,7 +74,7 @@ class Waiting(msgspec.Struct, eq=False):
 
     @property
     def cost_s(self) -> float:
-        """Time that its flow is charged for it."""
+        """Time that its flow is charged for it at first; see `Scheduler.settle`."""
         return (self.seconds + JOB_S) / self.weight
 
 
@@ -184,11 +184,8 @@ class Scheduler(Generic[WaitingT]):
 
     def add(self, waiting: WaitingT) -> None:
         """Queues a job behind all of its flow and priority."""
-        flow = self._flows.get(waiting.flow)
-        if flow is None:
-            flow = self._flows[waiting.flow] = _Flow(self._now_s)
-            heappush(self._turns, (self._now_s, waiting.flow))
-        elif not flow.num_waiting and flow.used_s < self._now_s:
+        flow = self._flow_of(waiting.flow)
+        if not flow.num_waiting and flow.used_s < self._now_s:
             flow.used_s = self._now_s
         flow.line.append(waiting)
         if waiting.key is not None:
@@ -236,6 +233,32 @@ class Scheduler(Generic[WaitingT]):
         self._leave(head.key, len(batch))
         decision.batch = batch
         return decision
+
+    def settle(self, batch: Sequence[WaitingT], seconds: float) -> None:
+        """Charges the flows of a batch for what it took beyond their estimates, which leave much out.
+
+        Args:
+            batch: Jobs that `decide` gave.
+            seconds: Time of the device.
+        """
+        if self._flows.keys() == {one.flow for one in batch}:
+            # There is nobody else, and whoever comes begins where these are.
+            return
+        estimated_s = sum(one.seconds for one in batch)
+        beyond_s = seconds - estimated_s
+        if beyond_s <= 0:
+            return
+        for one in batch:
+            part = one.seconds / estimated_s if estimated_s else 1 / len(batch)
+            self._flow_of(one.flow).used_s += part * beyond_s / one.weight
+
+    def _flow_of(self, number: int) -> _Flow[WaitingT]:
+        """The flow of this number; one that was not known begins where the last one that was chosen is."""
+        flow = self._flows.get(number)
+        if flow is None:
+            flow = self._flows[number] = _Flow(self._now_s)
+            heappush(self._turns, (self._now_s, number))
+        return flow
 
     def _head(self, now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
         """The first job of the flow whose turn it is; flows without jobs are forgotten when it would be theirs."""

@@ -64,13 +64,15 @@ class Admission:
         """
         if self.is_draining:
             raise Unavailable("the server is draining; another replica can serve this")
-        share = self._shares.get(flow.id)
+        share = self._shares.get(flow.id) or Share(flow)
+        if share.num_requests:
+            # Its weight may be another since.
+            self._weights += flow.weight - share.flow.weight
+        share.flow = flow
         if self.in_flight >= self._shared:
-            self._check(flow, 0 if share is None else share.num_requests)
-        if share is None:
-            share = self._shares[flow.id] = Share(flow)
+            self._check(share)
         if not share.num_requests:
-            share.flow = flow
+            self._shares[flow.id] = share
             self._weights += flow.weight
         share.num_requests += 1
         if not self.in_flight:
@@ -78,11 +80,12 @@ class Admission:
         self.in_flight += 1
         return Leases(self._room, self._budget_bytes, self, share)
 
-    def _check(self, flow: Flow, num_own: int) -> None:
+    def _check(self, share: Share) -> None:
+        weight, num_own = share.flow.weight, share.num_requests
         if self.in_flight >= self._max_in_flight:
             raise TooBusy(f"the queue is full: {self.in_flight} requests are under way")
-        others = self._weights - (flow.weight if num_own else 0)
-        if num_own * (others + flow.weight) >= self._shared * flow.weight:
+        others = self._weights - (weight if num_own else 0)
+        if num_own * (others + weight) >= self._shared * weight:
             raise TooBusy(
                 f"the queue is full: {self.in_flight} requests are under way, {num_own} of them of this client"
             )

@@ -124,6 +124,18 @@ def test_another_thread_wakes_it(mailbox: Mailbox) -> None:
     timer.join()
 
 
+def test_what_another_thread_has_posted_comes_before_what_gateways_sent(mailbox: Mailbox) -> None:
+    """A change of the store, before the jobs of clients that know of it."""
+    gateway = Gateway(mailbox)
+    assert mailbox.take(0) == []
+    gateway.sock.sendall(encode_frame([Cancel(1)]))
+    mailbox.post(Stop())
+    events = mailbox.take(None)
+    assert isinstance(events[0], Stop)
+    assert ids(events) == [1]
+    gateway.sock.close()
+
+
 def test_what_comes_after_the_end_is_dropped() -> None:
     mailbox = Mailbox()
     mailbox.close()

@@ -159,6 +159,39 @@ def test_weights_divide_the_device() -> None:
     assert ran.count(2) == pytest.approx(3 * ran.count(1), rel=0.05)
 
 
+@pytest.mark.parametrize("waits", [1, 8])
+@pytest.mark.parametrize("key", [None, "x"])
+def test_flows_share_the_time_that_jobs_take_not_what_was_estimated(key: str | None, waits: int) -> None:
+    """Jobs that come again when they are answered; those of one flow take twenty times their estimate."""
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=4))
+    takes_s = {1: 1e-3, 2: 20e-3}
+    used_s = dict.fromkeys(takes_s, 0.0)
+    for flow in takes_s:
+        for _ in range(waits):
+            scheduler.add(Waiting(key=key and key * flow, flow=flow, seconds=1e-3))
+    for _ in range(1000):
+        batch = scheduler.decide(0).batch
+        flow = batch[0].flow
+        seconds = takes_s[flow] * len(batch)
+        scheduler.settle(batch, seconds)
+        used_s[flow] += seconds
+        for _ in batch:
+            scheduler.add(Waiting(key=key and key * flow, flow=flow, seconds=1e-3))
+    assert used_s[2] == pytest.approx(used_s[1], rel=0.1)
+
+
+def test_a_flow_that_was_alone_owes_nothing_to_one_that_comes() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=1))
+    for _ in range(100):
+        scheduler.add(Waiting(flow=1, seconds=1e-3))
+        scheduler.settle(scheduler.decide(0).batch, 1.0)
+    for flow in (1, 2):
+        for _ in range(20):
+            scheduler.add(Waiting(flow=flow, seconds=1e-3))
+    ran = [scheduler.decide(0).batch[0].flow for _ in range(20)]
+    assert ran.count(1) == pytest.approx(10, abs=1)
+
+
 def test_an_idle_flow_saves_nothing_up() -> None:
     scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=1))
     for _ in range(1000):

@@ -79,6 +79,21 @@ def test_weights_divide_the_places(room: Room) -> None:
     assert len(others) == 42
 
 
+def test_a_weight_that_changes_under_load_counts_at_once(room: Room) -> None:
+    admission = Admission(room, 64, 0)
+    held = flood(admission, FLOOD)
+    heavier = FLOOD._replace(weight=100)
+    for _ in range(100):
+        held.pop(0).release()
+        held += flood(admission, heavier)
+    # It has the share of its weight, and the reserve is left.
+    assert len(held) == 56
+    assert len(flood(admission, QUIET)) == 1
+    for leases in held:
+        leases.release()
+    assert len(flood(admission, THIRD)) == 55
+
+
 def test_whoever_has_left_counts_no_more(room: Room) -> None:
     admission = Admission(room, 64, 0)
     for number in range(1000):
