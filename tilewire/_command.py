@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 
+from tilewire._cli.commands import is_of_the_server
 from tilewire._installing import how_to_install
 
 _EXIT_USAGE = 2
@@ -26,9 +27,15 @@ def main() -> None:
         missing = (error.name or "").partition(".")[0]
         if missing in _OWN or not missing:
             raise
-        extra = "cli" if missing in _OF_THE_COMMAND else "server"
-        sys.stderr.write(f"tilewire: {missing} is not installed; run: {how_to_install(extra)}\n")
+        sys.stderr.write(f"tilewire: {_remedy_for(missing)}\n")
         raise SystemExit(_EXIT_USAGE) from None
+
+
+def _remedy_for(missing: str) -> str:
+    if missing in sys.stdlib_module_names:
+        return f"this Python has no module {missing}, which the command needs; the server needs Linux"
+    is_of_the_client = missing in _OF_THE_COMMAND and not is_of_the_server(sys.argv[1:])
+    return f"{missing} is not installed; run: {how_to_install('cli' if is_of_the_client else 'server')}"
 
 
 if __name__ == "__main__":

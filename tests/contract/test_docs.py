@@ -26,7 +26,7 @@ from deploy import client_reference, configuration_reference
 from tests.support.live_server import path_with
 from tests.support.programs import find_program, free_port
 from tests.support.tls_server import make_certificates
-from tilewire._cli.app import COMMANDS
+from tilewire._cli.commands import COMMANDS
 from tilewire._variables import CLIENT_VARIABLES
 from tilewire.service.cli.serve import flag_name, variable_name
 from tilewire.service.config.settings import Settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import sys
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -93,6 +92,7 @@ class Destination:
 
     path: Path
     _partial: Path = field(init=False)
+    _map: mmap.mmap | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.path.suffix not in _CONTENT_TYPES:
@@ -115,10 +115,11 @@ class Destination:
                 if not num_bytes:
                     return memoryview(b"")
                 file.truncate(num_bytes)
-                # Writing to memory of a hole ends the process when the disk is full. macOS has no such call.
-                if sys.platform != "darwin":
+                # Writing to memory of a hole ends the process when the disk is full. macOS and Windows have no such call.
+                if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, num_bytes)
-                return memoryview(mmap.mmap(file.fileno(), num_bytes))
+                self._map = mmap.mmap(file.fileno(), num_bytes)
+                return memoryview(self._map)
         except OSError as error:
             # The name that the user gave, not that of the part.
             raise CannotWriteError(OSError(error.errno, error.strerror, str(self.path))) from error
@@ -127,12 +128,19 @@ class Destination:
         """Gives the whole file its name.
 
         Args:
-            body: What was received; an answer whose length was not said is not in the file yet.
+            body: What was received; an answer whose length was not said is not in the file yet. It is released.
         """
         if not self._partial.exists():
             self.make_buffer(body.nbytes)[:] = body
+        body.release()
+        self._unmap()
         self._partial.replace(self.path)
         return self.path
+
+    def _unmap(self) -> None:
+        """Closes the map: Windows neither renames nor removes a file that is mapped."""
+        if self._map is not None:
+            self._map.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,6 +151,9 @@ class Destination:
         Raises:
             OSError: The download failed because the file cannot be written.
         """
+        # An error that is on its way may hold what was received.
+        with contextlib.suppress(OSError, BufferError):
+            self._unmap()
         with contextlib.suppress(OSError):
             self._partial.unlink()
         if isinstance(error, CannotWriteError):

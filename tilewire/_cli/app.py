@@ -3,50 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import re
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from tilewire._cli.commands import COMMANDS, SERVER_COMMANDS, is_of_the_server
 from tilewire._version import __version__
 
 _SERVER_APP = "tilewire.service.cli.app"
 _CLIENT_APP = "tilewire._cli.client"
-_BENCHMARK = re.compile(r"[a-z_]+")
-
-
-@dataclass(frozen=True, slots=True)
-class ServerCommand:
-    """A command that is loaded when it is called.
-
-    Attributes:
-        panel: Its group in `--help`.
-        summary: Its line there.
-    """
-
-    panel: str
-    summary: str
-
-
-SERVE, KERNELS = "Serve", "Kernels"
-SERVER_COMMANDS = {
-    "serve": ServerCommand(SERVE, "Serve: gateways in front, one engine for each device behind."),
-    "demo": ServerCommand(SERVE, "Run a whole round against a server, and check every answer against NumPy."),
-    "key": ServerCommand(SERVE, "Make an API key."),
-    "tune": ServerCommand(KERNELS, "Measure kernels on this machine's GPU and write its table."),
-    "explain": ServerCommand(KERNELS, "Say in one line which configuration a shape gets, and why."),
-    "precompile": ServerCommand(KERNELS, "Compile every kernel of devices that need not be here."),
-}
-# As they stand in `--help`.
-COMMANDS = (
-    *("serve", "doctor", "demo", "key"),
-    *("matmul", "softmax", "add", "search", "run"),
-    *("put", "get", "ls", "rm"),
-    *("health", "top", "bench"),
-    *("tune", "explain", "precompile", "version"),
-)
 
 
 class Group(TyperGroup):
@@ -69,7 +35,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Returns the command itself."""
         name, command, rest = super().resolve_command(ctx, args)
-        if name in SERVER_COMMANDS or (name == "bench" and rest and _BENCHMARK.fullmatch(rest[0])):
+        if name is not None and is_of_the_server([name, *rest]):
             command = _commands(_SERVER_APP)[name]
         return name, command, rest
 

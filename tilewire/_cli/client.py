@@ -7,7 +7,7 @@ from collections.abc import Callable
 import typer
 
 from tilewire._cli import bench, compute, doctor, status, tensors
-from tilewire._cli.app import KERNELS, SERVE
+from tilewire._cli.commands import KERNELS, SERVE
 from tilewire._version import __version__
 
 app = typer.Typer(rich_markup_mode="markdown")

@@ -8,7 +8,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -85,6 +84,9 @@ def doctor(
 def examine(port: int) -> Iterator[Finding]:
     """Looks at everything, one after the other."""
     yield _python()
+    if sys.platform != "linux":
+        # Nothing mends that, and the rest is read from places of Linux.
+        return
     yield _packages()
     torch = _import("torch")
     yield _torch(torch)
@@ -215,6 +217,9 @@ def _shared_memory() -> Finding:
 
 
 def _memory() -> Finding:
+    # Windows has no such module.
+    import resource  # noqa: PLC0415
+
     available = _available_bytes()
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     limit = "unlimited" if locked == resource.RLIM_INFINITY else f"{locked / 2**20:,.0f} MiB"
@@ -237,6 +242,8 @@ def _available_bytes() -> int:
 
 
 def _files() -> Finding:
+    import resource  # noqa: PLC0415
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     detail = f"{soft:,} open files for each process, {hard:,} at most"
     if soft >= MIN_FILES or hard >= MIN_FILES:

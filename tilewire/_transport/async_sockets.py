@@ -112,7 +112,7 @@ class _Exchange:
         broken: OSError | None = None
         try:
             await self._send(head)
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except ConnectionError as error:
             # A server may refuse a body and close before all of it was sent: its answer is there to read.
             broken = error
         reading = read_answer(self._call)

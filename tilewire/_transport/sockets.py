@@ -6,7 +6,6 @@ A call of 16 KiB costs a fifth of httpx's. A body of 32 MiB is neither cut into 
 from __future__ import annotations
 
 import http.client
-import select
 import socket
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +18,8 @@ from tilewire._transport.wire import Call, Reply, failed
 MAX_IDLE = 100
 # The largest number of buffers in one `sendmsg`, by POSIX's least IOV_MAX.
 _MAX_VIEWS = 16
+# Windows has no vectored write.
+_IS_VECTORED = hasattr(socket.socket, "sendmsg")
 _DEFAULT_PORT = 80
 
 
@@ -108,7 +109,7 @@ class SocketTransport:
         broken: OSError | None = None
         try:
             _send(connection, self._writer.head_of(call), call)
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except ConnectionError as error:
             # A server may refuse a body and close before all of it was sent: its answer is there to read.
             broken = error
         reading = read_answer(call)
@@ -130,10 +131,19 @@ def _line(name: str, value: str) -> str:
 
 
 def is_readable(connection: socket.socket) -> bool:
-    """Whether an idle connection has something to read: its end, for nothing else comes unasked."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    return bool(poll.poll(0))
+    """Whether an idle connection has something to read: its end or an error, for nothing else comes unasked."""
+    timeout_s = connection.gettimeout()
+    # Not by `select`: Windows lacks `poll`, a selector is a descriptor more, and select(2) takes small descriptors alone.
+    connection.settimeout(0)
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(timeout_s)
+    return True
 
 
 def _send(connection: socket.socket, head: bytes, call: Call) -> None:
@@ -143,7 +153,7 @@ def _send(connection: socket.socket, head: bytes, call: Call) -> None:
     while views:
         # With a progress function no write is so long that it stands still.
         step = [view[:STEP_BYTES] for view in list(views)[:2]] if call.progress else list(views)[:_MAX_VIEWS]
-        count = connection.sendmsg(step)
+        count = connection.sendmsg(step) if _IS_VECTORED else connection.send(step[0])
         sent += count
         while views and count >= views[0].nbytes:
             count -= views.popleft().nbytes

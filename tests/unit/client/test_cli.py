@@ -19,7 +19,8 @@ from typer.testing import CliRunner, Result
 import tilewire
 from tests.support.live_server import path_with
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
-from tilewire._cli.app import COMMANDS, SERVER_COMMANDS, app
+from tilewire._cli.app import app
+from tilewire._cli.commands import COMMANDS, SERVER_COMMANDS
 from tilewire._cli.doctor import examine
 from tilewire._installing import how_to_install
 
@@ -363,10 +364,21 @@ def test_commands_load_their_own_side_alone(command: str, others: str) -> None:
     assert python(code).stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize(("missing", "arguments", "extra"), [("typer", "ls", "cli"), ("pydantic", "serve", "server")])
+@pytest.mark.parametrize(
+    ("missing", "arguments", "extra"),
+    [
+        ("typer", "ls", "cli"),
+        ("typer", "bench http://127.0.0.1:9", "cli"),
+        ("typer", "", "cli"),
+        ("typer", "serve", "server"),
+        ("typer", "bench http", "server"),
+        ("pydantic", "serve", "server"),
+    ],
+)
 def test_a_missing_package_is_one_line(missing: str, arguments: str, extra: str) -> None:
     code = (
-        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tilewire', {arguments!r}]; import tilewire.__main__"
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tilewire', *{arguments.split()!r}]\n"
+        "import tilewire.__main__"
     )
     done = python(code)
     assert done.returncode == 2
