@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 
+from tilewire import _output
 from tilewire._cli.commands import is_of_the_server
 from tilewire._installing import how_to_install
 
@@ -19,6 +20,7 @@ def main() -> None:
     """Runs the command line."""
     # For each Python that a command starts, those of multiprocessing too: modules of the working folder would come first.
     os.environ["PYTHONSAFEPATH"] = "1"
+    _output.accept_all_characters()
     try:
         # By name: the client is imported, and type-checked, without the packages of the command line.
         app = importlib.import_module("tilewire._cli.app").app
@@ -28,6 +30,12 @@ def main() -> None:
         if missing in _OWN or not missing:
             raise
         sys.stderr.write(f"tilewire: {_remedy_for(missing)}\n")
+        raise SystemExit(_EXIT_USAGE) from None
+    except OSError as error:
+        if not _output.is_unwritable(error):
+            raise
+        _output.discard()
+        sys.stderr.write(f"tilewire: {error}\n")
         raise SystemExit(_EXIT_USAGE) from None
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import httpx
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 import tilewire
+from tilewire._cli.tables import table_lines
 from tilewire._transport.wire import parse_timings
 from tilewire.service.cli.demo_cases import WEIGHT_DTYPES, Case, K, N, make_cases, random_array
 
@@ -85,10 +85,10 @@ def run(
                 outcomes = _load(http, cases)
             after = _totals(http)
         except (tilewire.TilewireError, httpx.HTTPError) as error:
-            console.print(f"[bold red]✗ {escape(str(error))}[/]")
+            console.print(f"[bold red]✗ {escape(str(error))}[/]", soft_wrap=True)
             return 1
-    console.print(_table_of(outcomes))
-    console.print(_table_of_totals({key: value - before.get(key, 0.0) for key, value in after.items()}))
+    _print_outcomes(outcomes, console)
+    _print_totals({key: value - before.get(key, 0.0) for key, value in after.items()}, console)
     return _verdict(outcomes, console)
 
 
@@ -172,15 +172,15 @@ def _totals(http: httpx.Client) -> Totals:
     return totals
 
 
-def _table_of(outcomes: Sequence[Outcome]) -> Table:
+def _print_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
     titles = ("format", "op", "dtype", "p50", "p99", "queue", "kernel", "batch", "error", "")
-    title = f"{_CONNECTIONS} connections, {_REPEATS} answers each; ms, and error over the allowed"
-    table = Table(title=title, box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold underline")
-    for index, column in enumerate(titles):
-        table.add_column(column, no_wrap=True, justify="left" if index < 3 else "right")
-    for outcome in outcomes:
-        table.add_row(*_row_of(outcome), style="red" if outcome.failures else "")
-    return table
+    heading, *lines = table_lines(titles, [_row_of(outcome) for outcome in outcomes], left=("format", "op", "dtype"))
+    console.print(
+        f"{_CONNECTIONS} connections, {_REPEATS} answers each; ms, and error over the allowed", soft_wrap=True
+    )
+    console.print(Text(heading, style="bold"), soft_wrap=True)
+    for line, outcome in zip(lines, outcomes, strict=True):
+        console.print(Text(line, style="red" if outcome.failures else ""), soft_wrap=True)
 
 
 def _row_of(outcome: Outcome) -> list[str]:
@@ -196,17 +196,18 @@ def _mean(values: Sequence[float], digits: int = 3) -> str:
     return f"{np.mean(values):.{digits}f}" if values else "–"
 
 
-def _table_of_totals(totals: Totals) -> Table:
-    table = Table(
-        "op", "dtype", "kernel time ms", "TFLOP/s while busy", title="what /metrics counted meanwhile", box=SIMPLE_HEAD
-    )
+def _print_totals(totals: Totals, console: Console) -> None:
+    rows = []
     for (name, op, dtype), flops in sorted(totals.items()):
         seconds = totals.get(("tilewire_kernel_seconds_total", op, dtype), 0.0)
         if name == "tilewire_flops_total" and seconds > 0:
-            table.add_row(op, dtype, f"{seconds * 1e3:.3f}", f"{flops / seconds / 1e12:.3g}")
+            rows.append((op, dtype, f"{seconds * 1e3:.3f}", f"{flops / seconds / 1e12:.3g}"))
+    heading, *lines = table_lines(("op", "dtype", "kernel time ms", "TFLOP/s while busy"), rows, left=("op", "dtype"))
+    console.print("\nwhat /metrics counted meanwhile", soft_wrap=True)
+    console.print(Text(heading, style="bold"), *map(Text, lines), sep="\n", soft_wrap=True)
     requests = {key: value for key, value in totals.items() if key[0] == "tilewire_requests_total" and value > 0}
-    table.caption = ", ".join(f"{value:.0f} × {op} {code}" for (_, op, code), value in sorted(requests.items()))
-    return table
+    counts = ", ".join(f"{value:.0f} × {op} {code}" for (_, op, code), value in sorted(requests.items()))
+    console.print(f"{counts}\n", soft_wrap=True)
 
 
 def _verdict(outcomes: Sequence[Outcome], console: Console) -> int:
@@ -215,7 +216,7 @@ def _verdict(outcomes: Sequence[Outcome], console: Console) -> int:
     for outcome in outcomes:
         for text in dict.fromkeys(outcome.failures):
             case = outcome.case
-            console.print(f"[red]✗ {case.format} {case.op} {case.dtype}: {escape(text)}[/]")
+            console.print(f"[red]✗ {case.format} {case.op} {case.dtype}: {escape(text)}[/]", soft_wrap=True)
     if failures or not answers:
         console.print(f"[bold red]✗ {failures} of {len(outcomes) * _REPEATS} requests failed[/]")
         return 1

@@ -76,6 +76,7 @@ TRIED_AS = {"helm install": "helm template", "tilewire top": "tilewire top --cou
 OTHER_FLAGS = {
     "--check",
     "--json",
+    "--help",
     "--version",
     "--repository",
     "--url",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from tilewire import _output
 from tilewire._arrays.files import Source
 from tilewire._arrays.host import HostArray, to_safetensors
 from tilewire._clients.client import Client
@@ -87,17 +87,21 @@ def fail(message: str, exit_status: int, *, is_json: bool = False, **fields: obj
         raise
     except OSError:
         is_json = False
-        # Python would try to write what is left when it ends.
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _output.discard()
     if not is_json:
         typer.echo(f"tilewire: {message}", err=True)
     raise typer.Exit(exit_status)
 
 
+def say(text: str) -> None:
+    """Prints a text and a line's end, without colours where there is no terminal."""
+    # Named, for typer prints UTF-8 where the encoding is ASCII.
+    typer.echo(text, file=sys.stdout)
+
+
 def print_json(document: object) -> None:
-    """Prints a document in one line."""
-    typer.echo(json.dumps(document, ensure_ascii=False, default=_plain))
+    """Prints a document in one line; characters that the encoding may lack are escaped."""
+    say(json.dumps(document, ensure_ascii=not _output.has_all_characters(), default=_plain))
 
 
 def operand_of(text: str) -> Any:
@@ -148,7 +152,7 @@ def show(answer: Answer, out: Path | None, *, is_json: bool) -> None:
         print_json({"outputs": values, **facts})
     else:
         for name, array in arrays.items():
-            typer.echo(f"{name}: {array.dtype.name} {_shape(array.shape)}\n{array}" if len(arrays) > 1 else str(array))
+            say(f"{name}: {array.dtype.name} {_shape(array.shape)}\n{array}" if len(arrays) > 1 else str(array))
 
 
 def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
@@ -178,7 +182,7 @@ def _say(document: dict[str, object], text: str, *, is_json: bool) -> None:
     if is_json:
         print_json(document)
     else:
-        typer.echo(text)
+        say(text)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -8,10 +8,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from tilewire._cli.exposition import Change, parse
-from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, print_json, reported
+from tilewire._cli.session import (
+    EXIT_FAILED,
+    URL,
+    JsonOption,
+    KeyOption,
+    UrlOption,
+    connected,
+    print_json,
+    reported,
+    say,
+)
+from tilewire._cli.tables import table_lines
 from tilewire._clients.client import Client
 from tilewire._errors import ConnectionFailed
 from tilewire._transport import wire
@@ -38,7 +49,7 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
         if is_json:
             print_json(state)
         else:
-            typer.echo(_sentence(state))
+            say(_sentence(state))
     if not state["ready"]:
         raise typer.Exit(EXIT_FAILED)
 
@@ -56,7 +67,7 @@ def top(
     """Show live what a server does: requests, latency, batches, trouble first. Ctrl-C ends it."""
     console = Console()
     with connected(metrics_url or url, key, is_json=is_json) as client:
-        live = None if is_json else Live(console=console, transient=console.is_terminal)
+        live = Live(console=console, transient=True) if console.is_terminal and not is_json else None
         before, began_s, looks = _samples(client), time.monotonic(), 0
         try:
             if live is not None:
@@ -66,8 +77,10 @@ def top(
                 now, now_s = _samples(client), time.monotonic()
                 figures = figures_of(Change(before, now, now_s - began_s))
                 before, began_s, looks = now, now_s, looks + 1
-                if live is None:
+                if is_json:
                     print_json(figures)
+                elif live is None:
+                    console.print(_screen(url, figures), soft_wrap=True)
                 else:
                     live.update(_screen(url, figures))
         except KeyboardInterrupt:
@@ -140,13 +153,18 @@ def _screen(url: str, figures: dict[str, Any]) -> Group:
         f"{figures['resident_bytes'] / 2**20:,.0f} MiB resident, in {figures['received_bytes_per_s'] / 1e6:,.1f} MB/s, "
         f"out {figures['sent_bytes_per_s'] / 1e6:,.1f} MB/s"
     )
-    table = Table(box=None)
-    for title in ("OP", "PER SECOND", "P50 BELOW", "P99 BELOW", "TFLOP/S"):
-        table.add_column(title, justify="left" if title == "OP" else "right")
-    for op, row in figures["ops"].items():
-        tflops = "" if row["tflops"] is None else f"{row['tflops']:.2f}"
-        table.add_row(op, f"{row['per_s']:,.1f}", _ms(row["p50_s"]), _ms(row["p99_s"]), tflops)
-    return Group(*trouble, heading, table)
+    rows = [
+        (
+            op,
+            f"{row['per_s']:,.1f}",
+            _ms(row["p50_s"]),
+            _ms(row["p99_s"]),
+            "" if row["tflops"] is None else f"{row['tflops']:.2f}",
+        )
+        for op, row in figures["ops"].items()
+    ]
+    titles, *lines = table_lines(("OP", "PER SECOND", "P50 BELOW", "P99 BELOW", "TFLOP/S"), rows, left=("OP",))
+    return Group(*trouble, heading, Text(titles, style="bold"), *map(Text, lines))
 
 
 def _ms(seconds: float | None) -> str:

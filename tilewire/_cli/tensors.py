@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, fail, print_json
+from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, UrlOption, connected, fail, print_json, say
+from tilewire._cli.tables import table_lines
 from tilewire._errors import BadRequest
 from tilewire._types import Placement, TensorInfo
 
@@ -55,19 +54,20 @@ def get(
         if is_json:
             print_json({"out": str(written), "bytes": written.stat().st_size})
         else:
-            typer.echo(f"{written}: {_size(written.stat().st_size)}")
+            say(f"{written}: {_size(written.stat().st_size)}")
 
 
 def ls(
-    prefix: Annotated[str, typer.Argument(help="Only names that begin so.")] = "",
+    prefix: Annotated[str, typer.Argument(help="Only names that begin so; a `*` at the end is taken, too.")] = "",
     url: UrlOption = URL,
     key: KeyOption = None,
     is_json: JsonOption = False,
 ) -> None:
     """List the tensors that stay on the server's devices."""
     with connected(url, key, is_json=is_json) as client:
+        begin = prefix.removesuffix("*")
         listed = [tensor.described for tensor in client.tensors()]
-        _print([info for info in listed if info is not None and info.name.startswith(prefix)], is_json=is_json)
+        _print([info for info in listed if info is not None and info.name.startswith(begin)], is_json=is_json)
 
 
 def rm(
@@ -87,7 +87,7 @@ def rm(
                 continue
             removed.append(name)
             if not is_json:
-                typer.echo(f"removed {name}")
+                say(f"removed {name}")
         if failures:
             message = "; ".join(failures)
             fail(message, EXIT_FAILED, is_json=is_json, removed=removed)
@@ -112,19 +112,18 @@ def _print(infos: list[TensorInfo], *, is_json: bool) -> None:
         )
         print_json([{field: getattr(info, field) for field in fields} for info in infos])
         return
-    table = Table(box=None, pad_edge=False)
-    for title, justify in (
-        ("NAME", "left"),
-        ("DTYPE", "left"),
-        ("SHAPE", "left"),
-        ("SIZE", "right"),
-        ("HITS", "right"),
-    ):
-        table.add_column(title, justify="right" if justify == "right" else "left", overflow="fold")
-    for info in infos:
-        shape = "×".join(map(str, info.shape)) or "scalar"
-        table.add_row(info.name, info.dtype, shape, _size(info.nbytes), "" if info.hits is None else str(info.hits))
-    Console().print(table)
+    rows = [
+        (
+            info.name,
+            info.dtype,
+            "×".join(map(str, info.shape)) or "scalar",
+            _size(info.nbytes),
+            "" if info.hits is None else str(info.hits),
+        )
+        for info in infos
+    ]
+    titles, *lines = table_lines(("NAME", "DTYPE", "SHAPE", "SIZE", "HITS"), rows, left=("NAME", "DTYPE", "SHAPE"))
+    say("\n".join([typer.style(titles, bold=True), *lines]))
 
 
 def _size(num_bytes: float) -> str:

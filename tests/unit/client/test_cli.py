@@ -98,6 +98,29 @@ def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     assert set(server.tensors) == {"weights/w", "y2"}
 
 
+def test_a_listing_has_a_line_for_each_tensor(run: Run, server: SpeakingServer) -> None:
+    names = [f"weights/{'layer.' * 20}{number}" for number in range(3)]
+    server.tensors |= dict.fromkeys((*names, "w"), X)
+    titles, *lines = run("ls", "weights/*").stdout.splitlines()
+    assert titles.split() == ["NAME", "DTYPE", "SHAPE", "SIZE", "HITS"]
+    assert [line.split()[:3] for line in lines] == [[name, "float32", "2×2"] for name in names]
+    assert {line.index(" float32") for line in lines} == {titles.index(" DTYPE")}
+    assert len(run("ls", "*").stdout.splitlines()) == 5
+
+
+@pytest.mark.parametrize(("encoding", "shape"), [("utf-8", "2×2"), ("ascii", "2x2"), ("ascii:replace", "2?2")])
+def test_output_has_what_its_encoding_has(server: SpeakingServer, url: str, encoding: str, shape: str) -> None:
+    def tilewire(*arguments: str) -> str:
+        env = {**os.environ, "PYTHONIOENCODING": encoding, "TILEWIRE_URL": url}
+        command = [sys.executable, "-m", "tilewire", *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, timeout=60, check=False)
+        return done.stdout.decode(encoding.partition(":")[0])
+
+    server.tensors["w"] = X
+    assert f" {shape} " in tilewire("ls")
+    assert "'größe'" in json.loads(tilewire("matmul", "größe", "@w", "--json"))["error"]
+
+
 def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     step = {"op": "matmul", "inputs": {"a": "x", "b": "x"}, "as": "y"}
     program = {"inputs": {"x": {"dtype": "float32", "shape": [2, 2]}}, "steps": [step], "outputs": ["y"]}
@@ -215,12 +238,24 @@ def test_health(run: Run, server: SpeakingServer, url: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("command", [("ls",), ("ls", "--json"), ("health", "--json"), ("add", "[1]", "[1]", "--json")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("ls",),
+        ("ls", "--json"),
+        ("health", "--json"),
+        ("add", "[1]", "[1]", "--json"),
+        ("--version",),
+        ("--help",),
+        ("top", "-n", "1", "-i", "0.1"),
+        ("explain", "--help"),
+    ],
+)
 def test_output_that_cannot_be_written_is_one_line(url: str, command: tuple[str, ...], buffering: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "tilewire", *command, "--url", url],
-            env={**os.environ, "PYTHONUNBUFFERED": buffering},
+            [sys.executable, "-m", "tilewire", *command],
+            env={**os.environ, "PYTHONUNBUFFERED": buffering, "TILEWIRE_URL": url},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -257,9 +292,11 @@ def test_top(run: Run) -> None:
         assert (look["in_flight"], look["engines_up"]) == (3, 1)
         matmul = look["ops"]["matmul"]
         assert (matmul["p50_s"], matmul["p99_s"], matmul["tflops"]) == (0.001, 0.01, pytest.approx(2.0))
-    shown = run("top", "-n", 1, "-i", 0.1).output
-    assert "refused: queue" in shown
-    assert "matmul" in shown
+    shown = run("top", "-n", 2, "-i", 0.1).output.splitlines()
+    # Without a terminal each look is printed, in whole lines.
+    assert [line.split()[:1] for line in shown].count(["matmul"]) == 2
+    assert sum("refused: queue" in line for line in shown) == 2
+    assert sum("requests/s" in line and line.endswith(" MB/s") for line in shown) == 2
 
 
 @pytest.mark.parametrize("names_url", [True, False], ids=["argument", "variable"])
