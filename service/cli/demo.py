@@ -31,6 +31,8 @@ _CONNECTIONS = 4
 _REPEATS = 25
 _TIMEOUT_S = 60.0
 _REFUSALS = (429, 503)
+# Metrics that this key may not read, or that have a port apart.
+_NO_METRICS = (401, 403, 404)
 _MAX_TRIES = 5
 
 Totals = dict[tuple[str, ...], float]
@@ -88,7 +90,11 @@ def run(
             console.print(f"[bold red]✗ {escape(str(error))}[/]", soft_wrap=True)
             return 1
     _print_outcomes(outcomes, console)
-    _print_totals({key: value - before.get(key, 0.0) for key, value in after.items()}, console)
+    if before is None or after is None:
+        reason = "another port has them (--metrics-port), or this key may not read them"
+        console.print(f"\nno table of metrics: {escape(base_url)}/metrics is not to be had; {reason}\n", soft_wrap=True)
+    else:
+        _print_totals({key: value - before.get(key, 0.0) for key, value in after.items()}, console)
     return _verdict(outcomes, console)
 
 
@@ -157,9 +163,11 @@ def _check(outcome: Outcome, response: httpx.Response | None, latency_ms: float,
     outcome.batch_sizes.append(int(response.headers.get("x-batch-size", "1")))
 
 
-def _totals(http: httpx.Client) -> Totals:
-    """Counters of `/metrics` by name and by their op, dtype and code."""
+def _totals(http: httpx.Client) -> Totals | None:
+    """Counters of `/metrics` by name and by their op, dtype and code; None where they are not to be had."""
     response = http.get("/metrics", headers={"Accept": "text/plain"})
+    if response.status_code in _NO_METRICS:
+        return None
     response.raise_for_status()
     wanted = {"tilewire_flops_total", "tilewire_kernel_seconds_total", "tilewire_requests_total"}
     totals: Totals = {}

@@ -82,6 +82,7 @@ OTHER_FLAGS = {
     "--url",
     "--cast",
     "--measure",
+    "--metrics-url",
     "--data-binary",
     "--file",
     "--items",

@@ -24,7 +24,7 @@ from tilewire._cli.session import (
 )
 from tilewire._cli.tables import table_lines
 from tilewire._clients.client import Client
-from tilewire._errors import ConnectionFailed
+from tilewire._errors import ConnectionFailed, NotFound
 from tilewire._transport import wire
 
 _FAILURES = ("4", "5")
@@ -117,7 +117,11 @@ def figures_of(change: Change) -> dict[str, Any]:
 
 
 def _samples(client: Client) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    reply = wire.checked(client.exchange("GET", "/metrics"))
+    try:
+        reply = wire.checked(client.exchange("GET", "/metrics"))
+    except NotFound as error:
+        remedy = "a server with --metrics-port has its metrics there: give --metrics-url http://HOST:PORT"
+        raise NotFound(f"{error.detail}; {remedy}", status=error.status, request_id=error.request_id) from error
     if wire.content_type(reply.headers) != "text/plain":
         raise wire.unexpected(reply, "text/plain")
     return parse(bytes(reply.body).decode(errors="replace"))

@@ -77,6 +77,17 @@ def test_a_right_server_passes_and_is_left_as_it_was() -> None:
     assert re.search(r"matmul +float32 +\d+\.\d{3} +1\b", text)  # 1e9 operations in 1 ms are 1 TFLOP/s
 
 
+@pytest.mark.parametrize("refusal", [401, 403, 404])
+def test_metrics_that_are_not_to_be_had_are_left_out(refusal: int) -> None:
+    server = FormatServer()
+    status, text = report(lambda request: problem(refusal, "no") if request.url.path == "/metrics" else server(request))
+    assert status == 0, text
+    assert "all within tolerance" in text
+    (line,) = [line for line in text.splitlines() if "metrics" in line]
+    assert "--metrics-port" in line
+    assert "http://tilewire.test/metrics" in line
+
+
 def off_by_a_little(request: httpx.Request, out: Any) -> Any:
     if request.headers["content-type"] == "application/x-npz" and request.url.path == "/v1/softmax":
         out[3, 4] *= 1.001

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import tilewire
 from tests.support.live_server import path_with
-from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
+from tests.unit.client.speaking_server import SpeakingServer, on_a_socket, problem
 from tilewire._cli.app import app
 from tilewire._cli.commands import COMMANDS, SERVER_COMMANDS
 from tilewire._cli.doctor import examine
@@ -297,6 +297,15 @@ def test_top(run: Run) -> None:
     assert [line.split()[:1] for line in shown].count(["matmul"]) == 2
     assert sum("refused: queue" in line for line in shown) == 2
     assert sum("requests/s" in line and line.endswith(" MB/s") for line in shown) == 2
+
+
+def test_top_names_the_option_for_metrics_that_have_a_port_apart(run: Run, server: SpeakingServer) -> None:
+    server.refusals = [problem(404, "path: there is nothing at '/metrics'")]
+    done = run("top", "-n", 1, "-i", 0.1)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("tilewire: path: there is nothing at '/metrics'; ")
+    assert "--metrics-url" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("names_url", [True, False], ids=["argument", "variable"])
