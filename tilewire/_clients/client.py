@@ -17,7 +17,7 @@ from tilewire._transport import wire
 from tilewire._transport.of_process import OfProcess
 from tilewire._transport.retry import Retries
 from tilewire._transport.sockets import SocketTransport
-from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, has_proxy
+from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, proxy_of
 
 if TYPE_CHECKING:
     import httpx
@@ -30,6 +30,9 @@ class Client(ProgramCalls):
 
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx. What a transport of
     yours keeps open is shared with forked processes.
+
+    The proxies of HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are used, but not for the hosts of NO_PROXY, `*` for all; a
+    `transport=` uses its own alone.
 
     Args:
         base_url: Address of the server, `http://…` or `https://…`.
@@ -137,7 +140,7 @@ def make_transport(
     base_url: str, timeout: float | httpx.Timeout | None, headers: Mapping[str, str], own: httpx.BaseTransport | None
 ) -> wire.Transport:
     """Returns the transport for an address: of one's own for plain HTTP, on httpx for the rest."""
-    is_plain = own is None and base_url.startswith("http://") and not has_proxy(base_url)
+    is_plain = own is None and base_url.startswith("http://") and proxy_of(base_url) is None
     if is_plain and (timeout is None or isinstance(timeout, int | float)):
         return SocketTransport(base_url, timeout, headers)
     # By name: loading httpx takes longer than all the rest of the client.

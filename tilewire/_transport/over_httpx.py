@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tilewire._errors import ConnectionFailed
-from tilewire._transport.wire import Call, Reply, failed, memory_for
+from tilewire._transport.wire import Call, Reply, failed, memory_for, proxy_of
 
 # Refused, reset, or closed in the middle: what a restart of the server looks like.
 _BROKEN = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
@@ -31,7 +31,7 @@ class HttpxTransport:
         headers: Mapping[str, str],
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._base_url = base_url
+        self._place = _place_of(base_url, is_network=transport is None)
         self._urls = _Urls(base_url)
         self._http = httpx.Client(timeout=timeout, headers=headers, transport=transport)
 
@@ -48,7 +48,7 @@ class HttpxTransport:
                 for chunk in response.iter_bytes():
                     body.add(chunk)
         except httpx.TransportError as error:
-            raise _failed(self._base_url, error) from error
+            raise _failed(self._place, error) from error
         return body.reply()
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class AsyncHttpxTransport:
         headers: Mapping[str, str],
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._base_url = base_url
+        self._place = _place_of(base_url, is_network=transport is None)
         self._urls = _Urls(base_url)
         self._http = httpx.AsyncClient(timeout=timeout, headers=headers, transport=transport)
 
@@ -85,7 +85,7 @@ class AsyncHttpxTransport:
                 async for chunk in response.aiter_bytes():
                     body.add(chunk)
         except httpx.TransportError as error:
-            raise _failed(self._base_url, error) from error
+            raise _failed(self._place, error) from error
         return body.reply()
 
     async def aclose(self) -> None:
@@ -144,8 +144,14 @@ class _Body:
         return Reply(self._response.status_code, self._response.headers, body)
 
 
-def _failed(base_url: str, error: httpx.TransportError) -> ConnectionFailed:
-    return failed(base_url, error, was_broken=isinstance(error, _BROKEN))
+def _place_of(base_url: str, *, is_network: bool) -> str:
+    """Returns the address for messages, with the proxy before it: that may be what does not answer."""
+    proxy = proxy_of(base_url) if is_network else None
+    return base_url if proxy is None else f"{base_url} through the proxy {proxy}"
+
+
+def _failed(place: str, error: httpx.TransportError) -> ConnectionFailed:
+    return failed(place, error, was_broken=isinstance(error, _BROKEN))
 
 
 async def _async(chunks: Iterator[Any]) -> AsyncIterator[Any]:

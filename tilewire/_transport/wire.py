@@ -191,12 +191,15 @@ def check_timeout(timeout: object) -> None:
         raise ValueError(f"timeout: expected more than 0 s, or None for no limit; got {timeout!r}")
 
 
-def has_proxy(url: str) -> bool:
-    """Whether the environment sends requests for an address through a proxy."""
+def proxy_of(url: str) -> str | None:
+    """Returns host and port of the proxy that the environment names for an address, or None without one."""
     parts = urlsplit(url)
     proxies = getproxies()
-    is_sent = parts.scheme in proxies or "all" in proxies
-    return is_sent and not proxy_bypass(parts.hostname or "")
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return None
+    # Without its name and password: logs keep messages.
+    return proxy.rpartition("://")[2].rpartition("@")[2].rstrip("/")
 
 
 def client_headers(api_key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -217,7 +220,7 @@ def failed(base_url: object, error: Exception, *, was_broken: bool) -> Connectio
     """Makes the error of a connection that gave no answer.
 
     Args:
-        base_url: Address of the server.
+        base_url: Address of the server, and of a proxy before it.
         error: Exception of the transport.
         was_broken: Whether it was refused or reset, which a restarting server does.
     """

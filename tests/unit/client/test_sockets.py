@@ -236,6 +236,22 @@ def test_a_slow_server_is_a_failed_connection_and_not_tried_again(kind: Callable
     assert tries == [1]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_proxy_that_does_not_answer_is_named(
+    kind: Callable[..., Any], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://user:secret@127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(tilewire.ConnectionFailed) as raised:
+        softmax(kind, url, max_retries=0)
+    assert raised.value.detail.startswith(f"{url} through the proxy 127.0.0.1:9: ")
+    for hosts in ("127.0.0.1", "*"):
+        monkeypatch.setenv("no_proxy", hosts)
+        assert softmax(kind, url, max_retries=0).shape == X.shape
+
+
 def test_a_header_of_two_lines_is_refused() -> None:
     with scripted(closes) as url:
         with tilewire.Client(url, max_retries=0) as client, pytest.raises(ValueError, match="X-Request-Id"):
