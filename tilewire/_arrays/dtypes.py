@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-# safetensors' codes. Also dtypes that no op takes: they can be stored, and a cast behind the user's back would be worse.
+from tilewire._options import DTYPES
+
+# safetensors' codes. Also dtypes that the service refuses: its words are better than a cast behind the user's back.
 CODES = {
     "float16": "F16",
     "bfloat16": "BF16",
@@ -26,6 +28,8 @@ CODES = {
     "uint64": "U64",
     "bool": "BOOL",
 }
+# Dtypes of the service: those that some op takes.
+_SERVED = tuple(dict.fromkeys(name for names in DTYPES.values() for name in names))
 NAMES = {code: name for name, code in CODES.items()}
 # Dtypes that NumPy lacks, with the unsigned integers that have their bits. `ml_dtypes` makes them NumPy dtypes.
 EXTENSIONS: dict[str, np.dtype[Any]] = {
@@ -54,7 +58,7 @@ def dtype_name(dtype: object) -> str:
     except TypeError:
         name = ""
     if name not in CODES:
-        raise TypeError(f"{dtype!r} is no dtype that can be sent; expected one of {', '.join(CODES)}")
+        raise TypeError(f"{dtype!r} is no dtype that can be sent; expected one of {', '.join(_SERVED)}")
     return str(name)
 
 

@@ -63,7 +63,8 @@ def everything(
 ) -> None:
     """GPU linear algebra over HTTP: a server, and commands that use it.
 
-    The address comes from `--url` or TILEWIRE_URL, an API key from TILEWIRE_KEY.
+    The address comes from `--url`, for `bench` and `demo` from their argument, or from TILEWIRE_URL; an API key from
+    `--key` or TILEWIRE_KEY.
     """
 
 

@@ -11,6 +11,7 @@ import torch
 
 import tilewire
 from tests.unit.client.speaking_server import SpeakingServer
+from tilewire.service.dtypes import DTYPES
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 W = np.array([[1, 0], [0, 1], [1, 1]], np.float32)
@@ -85,8 +86,10 @@ def test_6_out_dtype_may_be_bfloat16(c: tilewire.Client, dtype: object) -> None:
 
 @pytest.mark.parametrize("dtype", ["flaot16", object, "complex64", 3])
 def test_6_out_dtype_that_is_none(c: tilewire.Client, server: SpeakingServer, dtype: object) -> None:
-    with pytest.raises(TypeError, match="no dtype that can be sent"):
+    with pytest.raises(TypeError, match="no dtype that can be sent") as raised:
         c.matmul(X, W, out_dtype=dtype)
+    # The service's own, and no more.
+    assert set(str(raised.value).partition("expected one of ")[2].split(", ")) == set(DTYPES)
     assert server.requests == []
 
 
