@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
 import numpy as np
 
 from tilewire._arrays.host import Array
+
+if TYPE_CHECKING:
+    # Type checkers bring the module; Python has defaults of type variables from 3.13 on.
+    from typing_extensions import TypeVar
+
+    ArrayT = TypeVar("ArrayT", default=Any)
+else:
+    from typing import TypeVar
+
+    ArrayT = TypeVar("ArrayT")
 
 # Devices of a host that hold a tensor: all, one, or by its size.
 Placement = Literal["auto", "replicate", "single", "shard"]
@@ -115,7 +125,7 @@ HostOperand = Array | np.generic | complex | str | TensorInfo | Resident | Seque
 Operand = Any
 
 
-class TopK(NamedTuple):
+class TopK(NamedTuple, Generic[ArrayT]):
     """The best elements and where they were found.
 
     Attributes:
@@ -123,8 +133,8 @@ class TopK(NamedTuple):
         indices: (…, k), int64.
     """
 
-    values: Any
-    indices: Any
+    values: ArrayT
+    indices: ArrayT
 
 
 @dataclass(frozen=True, slots=True)

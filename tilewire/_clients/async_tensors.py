@@ -143,7 +143,17 @@ class AsyncTensorCalls(abc.ABC):
         """
         return (await self.run("add", {"a": a, "b": b}, store=store, **options)).result
 
-    async def search(self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]) -> TopK:
+    @overload
+    async def search(
+        self, queries: HostOperand, items: HostOperand, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> TopK[Array]: ...
+    @overload
+    async def search(
+        self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> TopK[Any]: ...
+    async def search(
+        self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> TopK[Any]:
         """Finds the k best items of each query, exactly.
 
         Args:
@@ -159,10 +169,14 @@ class AsyncTensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        result: TopK = (await self.run("search", {"a": queries, "b": items}, k=k, **options)).result
+        result: TopK[Any] = (await self.run("search", {"a": queries, "b": items}, k=k, **options)).result
         return result
 
-    async def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK:
+    @overload
+    async def topk(self, x: HostOperand, k: int, **options: Unpack[TopKOptions]) -> TopK[Array]: ...
+    @overload
+    async def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK[Any]: ...
+    async def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK[Any]:
         """Finds the k largest or smallest elements along one axis.
 
         Args:
@@ -177,7 +191,7 @@ class AsyncTensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        result: TopK = (await self.run("topk", {"x": x}, k=k, **options)).result
+        result: TopK[Any] = (await self.run("topk", {"x": x}, k=k, **options)).result
         return result
 
     @overload

@@ -137,7 +137,13 @@ class TensorCalls(abc.ABC):
         """
         return self.run("add", {"a": a, "b": b}, store=store, **options).result
 
-    def search(self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]) -> TopK:
+    @overload
+    def search(
+        self, queries: HostOperand, items: HostOperand, k: int = 10, **options: Unpack[SearchOptions]
+    ) -> TopK[Array]: ...
+    @overload
+    def search(self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]) -> TopK[Any]: ...
+    def search(self, queries: Operand, items: Operand, k: int = 10, **options: Unpack[SearchOptions]) -> TopK[Any]:
         """Finds the k best items of each query, exactly.
 
         Args:
@@ -153,10 +159,14 @@ class TensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        result: TopK = self.run("search", {"a": queries, "b": items}, k=k, **options).result
+        result: TopK[Any] = self.run("search", {"a": queries, "b": items}, k=k, **options).result
         return result
 
-    def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK:
+    @overload
+    def topk(self, x: HostOperand, k: int, **options: Unpack[TopKOptions]) -> TopK[Array]: ...
+    @overload
+    def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK[Any]: ...
+    def topk(self, x: Operand, k: int, **options: Unpack[TopKOptions]) -> TopK[Any]:
         """Finds the k largest or smallest elements along one axis.
 
         Args:
@@ -171,7 +181,7 @@ class TensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        result: TopK = self.run("topk", {"x": x}, k=k, **options).result
+        result: TopK[Any] = self.run("topk", {"x": x}, k=k, **options).result
         return result
 
     @overload

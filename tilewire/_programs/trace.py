@@ -256,7 +256,7 @@ class Traced:
         """Records softmax or log-softmax along one axis."""
         return self._recorder.step("softmax", {"x": self}, self.dtype, axis=_axis(axis), log=log)
 
-    def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> TopK:
+    def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> TopK[Traced]:
         """Records the k largest or smallest elements: values and indices."""
         outputs, dtypes = ("values", "indices"), (self.dtype, "int64")
         values, indices = self._recorder.steps_with(
@@ -264,7 +264,7 @@ class Traced:
         )
         return TopK(values, indices)
 
-    def search(self, items: Any, k: int = 10, *, bias: Any = None, metric: Metric | None = None) -> TopK:
+    def search(self, items: Any, k: int = 10, *, bias: Any = None, metric: Metric | None = None) -> TopK[Traced]:
         """Records the k best items of each row: values and indices."""
         inputs, outputs = {"a": self, "b": items, "bias": bias}, ("values", "indices")
         values, indices = self._recorder.steps_with("search", inputs, outputs, ("float32", "int64"), k=k, metric=metric)

@@ -33,15 +33,23 @@ async def use() -> None:
     reveal_type(await a.matmul(x, x, out_dtype=np.float16))
     reveal_type(await a.add(x, 1.0, store="y"))
     await a.normalize(x, "batch")
+    reveal_type((await a.topk(x, 1)).values)
+
+
+def record(x: tilewire.Traced) -> tilewire.TopK:
+    reveal_type(x.topk(1).values)
+    return x.topk(1)
 """
 ARRAY = "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"
 REVEALED = {
     6: ARRAY,
     7: ARRAY,
     8: "tilewire._clients.tensors.Tensor",
-    9: "Any",
+    9: ARRAY,
     19: ARRAY,
     20: "tilewire._clients.async_tensors.AsyncTensor",
+    22: ARRAY,
+    26: "tilewire._programs.trace.Traced",
 }
 WRONG = (10, 11, 12, 13, 14, 21)
 
