@@ -57,7 +57,7 @@ async def when_followed(engine: Engine, message: DescribeTensor | FetchTensor) -
     Raises:
         TilewireError: The engine's error; `Unavailable` when it takes too long.
     """
-    late = f"{message.name}: an engine does not have its last change yet"
+    late = f"{message.name}: within {FOLLOW_TIMEOUT_S:g} s an engine was too busy to answer, or did not get its last change"
     return (await ask(engine, message, Tensors, FOLLOW_TIMEOUT_S, late)).tensors[0]
 
 

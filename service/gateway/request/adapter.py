@@ -62,6 +62,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         needs_body: A body is read; False when residents stand for all inputs.
         program: Name of the kept program that is run; None for an op, and for a program in the body.
         program_field: Name of that field in errors.
+        timeout_ns: Longest time from the request's begin until it starts, as far as the head says; 0 for none.
     """
 
     op: AnyOp
@@ -72,6 +73,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     needs_body: bool = True
     program: str | None = None
     program_field: str = "program"
+    timeout_ns: int = 0
 
     async def find_program(self, leases: Leases) -> KeptProgram | None:
         """Returns the kept program that is run, if any.

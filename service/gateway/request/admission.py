@@ -111,7 +111,12 @@ class Leases:
     """Every slot that one request holds, and its place among those under way; all end together, when its answer has left.
 
     Made by `Admission.admit`.
+
+    Attributes:
+        deadline_ns: When it gives up waiting for a slot, on the monotonic clock; 0 for no deadline.
     """
+
+    deadline_ns = 0
 
     def __init__(self, room: Room, budget_bytes: int, admission: Admission, share: Share) -> None:
         self._room = room
@@ -139,10 +144,13 @@ class Leases:
         Raises:
             BodyTooLarge: The arena could never hold it beside what the request holds already.
             TooBusy: There was no room within the time-out.
+            DeadlinePassed: There was none by the deadline.
         """
         self._check(nbytes)
         is_new = not self._leases
-        lease = await self._room.wait(nbytes, self._share, is_new=is_new, is_result=is_result)
+        lease = await self._room.wait(
+            nbytes, self._share, is_new=is_new, is_result=is_result, deadline_ns=self.deadline_ns
+        )
         return self._held(lease)
 
     def _held(self, lease: Lease) -> Lease:

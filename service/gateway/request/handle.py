@@ -80,6 +80,7 @@ async def _answer(
     log.request_id.set(context.request_id)
     try:
         call = read_call(gateway, context, *target)
+        leases.deadline_ns = deadline_of(call.timeout_ns, context)
         gateway.engines.check_ready()
         allow(context.cached, access, call)
         if call.program is not None or not gateway.engines.have_types(call.residents):
@@ -184,6 +185,7 @@ async def compute(
         if context.access is not template.allowed:
             authorise(context.granted, read=template.reads, write=template.writes, shared_memory=template.uses_regions)
             template.allowed = context.access
+        leases.deadline_ns = deadline_of(template.timeout_ns, context)
         if context.granted.quotas is not None and template.encoder is not None:
             reserve_answer(context, sum(template.payload_bytes))
         slot, result_bytes = None, template.result_bytes
@@ -194,7 +196,7 @@ async def compute(
             base = slot.offset
         offsets = [begin + at if is_in_body else at for at, is_in_body in template.inputs]
         places = [base + at if is_in_slot else at for at, is_in_slot in template.outputs]
-        caller = Caller(context.stream, leases, deadline_of(template, context), template.priority, context.flow)
+        caller = Caller(context.stream, leases, leases.deadline_ns, template.priority, context.flow)
         try:
             reply: Done | Stale | None = await engines.compute(template.job, (*offsets, *places), caller)
         except (UnknownName, Lost):
@@ -424,9 +426,9 @@ def bind(
     return list(inputs.values())
 
 
-def deadline_of(template: RequestTemplate, context: RequestContext) -> int:
+def deadline_of(timeout_ns: int, context: RequestContext) -> int:
     """Nanoseconds on the monotonic clock by which the job must have started; 0 for no deadline. Notes if the request set it."""
-    deadline_ns = int(context.began_s * 1e9) + template.timeout_ns if template.timeout_ns else 0
+    deadline_ns = int(context.began_s * 1e9) + timeout_ns if timeout_ns else 0
     given_up_ns = int(context.deadline_s * 1e9)
     if given_up_ns and not 0 < deadline_ns < given_up_ns:
         return given_up_ns

@@ -11,11 +11,12 @@ one that is larger: a flow that reads slowly waits for itself.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import DeadlinePassed, TooBusy
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.ipc.arena import Arena, Lease
 
@@ -107,11 +108,14 @@ class Room:
         self._count(lease, share, result_bytes)
         return lease
 
-    async def wait(self, nbytes: int, share: Share, *, is_new: bool, is_result: bool = False) -> Lease:
+    async def wait(
+        self, nbytes: int, share: Share, *, is_new: bool, is_result: bool = False, deadline_ns: int = 0
+    ) -> Lease:
         """Takes a slot, when there is room for it.
 
         Raises:
             TooBusy: There was none within the time-out, or there will hardly be.
+            DeadlinePassed: There was none by the deadline, on the monotonic clock; 0 for none.
         """
         try:
             return self.take(nbytes, share, is_new=is_new, is_result=is_result)
@@ -123,7 +127,9 @@ class Room:
         waiter = _Waiter(nbytes, share, is_new, is_result)
         self._join(waiter)
         self.arena.on_freed = self._grant
-        timer = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up, waiter)
+        left_s = (deadline_ns - time.monotonic_ns()) / 1e9 if deadline_ns else math.inf
+        timeout_s = min(left_s, self._timeout_s)
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._give_up, waiter, left_s < self._timeout_s)
         try:
             return await waiter.granted
         except BaseException:
@@ -222,8 +228,12 @@ class Room:
         if not self._holders and not self._shares:
             self.arena.on_freed = None
 
-    def _give_up(self, waiter: _Waiter) -> None:
-        if not waiter.granted.done():
+    def _give_up(self, waiter: _Waiter, is_late: bool) -> None:
+        if waiter.granted.done():
+            return
+        if is_late:
+            waiter.granted.set_exception(DeadlinePassed(f"deadline: it passed while {waiter.nbytes} bytes had no room"))
+        else:
             detail = f"no room for {waiter.nbytes} bytes within {self._timeout_s:g} s: {self}"
             waiter.granted.set_exception(TooBusy(detail))
 

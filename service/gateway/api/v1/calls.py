@@ -58,6 +58,7 @@ class NativeApi(msgspec.Struct, frozen=True):
             content_type=headers.get("content-type"),
             accept=headers.get("accept"),
             max_json_bytes=self.max_json_bytes,
+            timeout_ns=math.ceil((query.timeout_ms or 0) * 1e6),
         )
 
 
@@ -88,7 +89,7 @@ class NativeCall(Call, frozen=True, kw_only=True):
             placed=placed,
             store=self.query.store,
             durable=self.query.durable,
-            timeout_ns=math.ceil((self.query.timeout_ms or 0) * 1e6),
+            timeout_ns=self.timeout_ns,
             lead_bytes=lead_bytes,
         )
 

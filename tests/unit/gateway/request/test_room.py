@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import DeadlinePassed, TooBusy
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.room import HEADROOM, Room, Share
 from tilewire.service.ipc.arena import SLOT_ALIGN, Arena, Lease, Segment
@@ -113,6 +114,24 @@ def test_a_request_waits_no_longer_than_the_time_out(arena: Arena) -> None:
         held.release()
         assert arena.on_freed is None
         (await room.wait(CAPACITY, LONE, is_new=True)).release()
+
+    asyncio.run(run())
+
+
+def test_a_request_waits_no_longer_than_its_deadline(arena: Arena) -> None:
+    async def run() -> None:
+        room = Room(arena, FOREVER_S)
+        held = room.take(CAPACITY, LONE, is_new=True)
+        for left_s in (0.02, -1.0):
+            deadline_ns = time.monotonic_ns() + int(left_s * 1e9)
+            with pytest.raises(DeadlinePassed, match="deadline: it passed while"):
+                await room.wait(KIB, LONE, is_new=True, deadline_ns=deadline_ns)
+        # A time-out that ends before it is what it was.
+        with pytest.raises(TooBusy, match="within"):
+            await Room(arena, 0.02).wait(KIB, LONE, is_new=True, deadline_ns=time.monotonic_ns() + 10**12)
+        held.release()
+        # The engine sees to the deadline of one that has room.
+        (await room.wait(KIB, LONE, is_new=True, deadline_ns=1)).release()
 
     asyncio.run(run())
 
