@@ -15,7 +15,7 @@ import pytest
 import tilewire
 from tests.conftest import SMALL
 from tests.support.api_keys import entry, keys_file
-from tests.support.exposition import scrape, settles, total
+from tests.support.exposition import Scrape, scrape, settles, total
 from tests.support.live_server import COMMAND, LiveServer, serving
 from tests.support.oip_bodies import text_input
 from tests.support.problems import check_error, check_problem
@@ -23,7 +23,7 @@ from tests.support.raw_http import RawConnection, head, post
 from tests.support.tensor_bodies import to_npy, to_safetensors
 from tilewire.service.gateway.api.pages import CONSOLE_PATHS as PATHS
 
-ADMIN, READER, RUNNER, SLOW = "tw_admin", "tw_reader", "tw_runner", "tw_slow"
+ADMIN, READER, RUNNER, SLOW, DRAINED = "tw_admin", "tw_reader", "tw_runner", "tw_slow", "tw_drained"
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 ROW = to_npy(np.ones((4, 4), np.float32))
 ENTRIES = (
@@ -31,6 +31,7 @@ ENTRIES = (
     entry("reader", READER, 'ops = ["matmul"]\nread = ["weights/*"]\nwrite = ["scratch/reader/*"]'),
     entry("runner", RUNNER, 'ops = ["softmax"]'),
     entry("slow", SLOW, 'ops = ["*"]\nrequests_per_s = 0.01\nbytes_per_s = "1MiB"'),
+    entry("drained", DRAINED, 'ops = ["*"]\nrequests_per_s = 0.01'),
 )
 REQUESTS = [
     ("POST", "/v1/matmul"),
@@ -267,6 +268,29 @@ def test_a_quota_holds_over_all_gateways(guarded: LiveServer) -> None:
     assert statuses == [200, 429, 429, 429]
     assert 1 <= int(answer.headers["retry-after"]) <= 100
     assert answer.json()["type"].endswith("over_quota")
+
+
+def test_an_op_over_quota_is_a_request_of_the_op_and_any_call_one_of_the_key(
+    guarded: LiveServer, admin: httpx.Client
+) -> None:
+    """The alert on refusals divides by these: `tilewire_rejected_total` alone has both calls."""
+
+    def counted(now: Scrape) -> tuple[float, ...]:
+        return (
+            total(now, "tilewire_requests_total", op="matmul", code="429"),
+            total(now, "tilewire_key_requests_total", key="drained", code="429"),
+            total(now, "tilewire_rejected_total", reason="over_quota"),
+        )
+
+    with guarded.client() as client:
+        client.headers["x-api-key"] = DRAINED
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+        assert settles(admin, lambda now: total(now, "tilewire_key_requests_total", key="drained", code="200") == 1)
+        ops, of_key, refused = counted(scrape(admin))
+        assert client.post("/v1/matmul", content=ONES).status_code == 429
+        assert client.get("/v1/tensors").status_code == 429
+    assert of_key == 0
+    assert settles(admin, lambda now: counted(now) == (ops + 1, 2, refused + 2))
 
 
 # ── what is told ──────────────────────────────────────────────────────────────────────────────────

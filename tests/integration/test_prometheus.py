@@ -21,6 +21,7 @@ import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
 from tests.conftest import SMALL
+from tests.support.api_keys import entry, keys_file
 from tests.support.expressions import (
     DEPLOY,
     GPU_ONLY,
@@ -47,13 +48,16 @@ Query = Callable[[str], list[Any]]
 
 @pytest.fixture(scope="module")
 def tilewire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server that some client keeps using."""
+    """A server that the holder of a key keeps using; the scraper needs none."""
+    folder = tmp_path_factory.mktemp("tilewire")
+    keys = keys_file(folder, entry("client", "tw_client", 'ops = ["*"]\nread = ["*"]\nwrite = ["*"]'))
     with (
-        serving(tmp_path_factory.mktemp("tilewire") / "log", *SMALL) as server,
+        serving(folder / "log", *SMALL, "--api-keys-file", str(keys), "--keyless", "metrics") as server,
         server.client() as client,
-        under_load(client),
     ):
-        yield server
+        client.headers["x-api-key"] = "tw_client"
+        with under_load(client):
+            yield server
 
 
 @contextlib.contextmanager
