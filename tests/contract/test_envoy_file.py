@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 import yaml
 
+from tilewire.service.config.settings import Settings
+from tilewire.service.gateway.connection.limits import MAX_HEAD_BYTES
+
 FILE = Path(__file__).resolve().parents[2] / "deploy" / "envoy" / "envoy.yaml"
-# The last three are types behind an "@type": the package finds those that are imported.
+# The last four are types behind an "@type": the package finds those that are imported.
 MODULES = (
     "config.bootstrap",
     "config.cluster",
     "extensions.filters.http.router",
     "extensions.filters.network.http_connection_manager",
     "extensions.retry.host.previous_hosts",
+    "extensions.upstreams.http",
 )
 # The package writes this field as `…5_xx` when it reads JSON, and then does not find it.
 LOST = "enforcing_consecutive_5xx"
@@ -50,10 +54,14 @@ def readable(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def routes() -> list[dict[str, Any]]:
+def manager() -> dict[str, Any]:
     (listener,) = document()["static_resources"]["listeners"]
-    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
-    (host,) = manager["route_config"]["virtual_hosts"]
+    found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return found
+
+
+def routes() -> list[dict[str, Any]]:
+    (host,) = manager()["route_config"]["virtual_hosts"]
     found: list[dict[str, Any]] = host["routes"]
     return found
 
@@ -64,8 +72,8 @@ def matches(match: dict[str, Any], path: str, query: dict[str, str], headers: di
             return value is not None
         return value is not None and re.fullmatch(matcher["string_match"]["safe_regex"]["regex"], value) is not None
 
-    if "path" in match:
-        return bool(path == match["path"])
+    if "safe_regex" in match:
+        return re.fullmatch(match["safe_regex"]["regex"], path) is not None
     return (
         path.startswith(match["prefix"])
         and all(is_like(query.get(one["name"]), one) for one in match.get("query_parameters", ()))
@@ -102,8 +110,8 @@ def test_an_unknown_key_is_refused(place: str) -> None:
     if place == "cluster":
         wrong["static_resources"]["clusters"][0]["ring_hash"] = {}
     else:
-        manager = wrong["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-        manager["route_config"]["virtual_hosts"][0]["routes"][-1]["route"]["hash_polici"] = []
+        connections = wrong["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        connections["route_config"]["virtual_hosts"][0]["routes"][-1]["route"]["hash_polici"] = []
     with pytest.raises(KeyError, match="Unknown field"):
         types()[0].from_dict(wrong)
 
@@ -126,6 +134,13 @@ def test_an_unknown_key_is_refused(place: str) -> None:
         ("/v1/matmul", {}, ("any", None, True)),
         ("/v1/tensors", {}, ("any", None, True)),
         ("/metrics", {}, ("none", None, False)),
+        ("/metrics?x=1", {"x-tilewire-key": "w"}, ("none", None, False)),
+        ("/%6detrics", {}, ("none", None, False)),
+        ("/%6Detric%73", {}, ("none", None, False)),
+        ("/%6d%65%74%72%69%63%73", {}, ("none", None, False)),
+        # The service has nothing there.
+        ("/%256detrics", {}, ("any", None, True)),
+        ("/metrics-of-mine", {}, ("any", None, True)),
     ],
 )
 def test_a_request_goes_by_the_resident_that_it_names(
@@ -152,8 +167,35 @@ def test_its_expressions_are_those_of_re2() -> None:
 
 def test_both_clusters_have_the_same_hosts_and_checks() -> None:
     one, other = document()["static_resources"]["clusters"]
-    for key in ("load_assignment", "health_checks", "outlier_detection"):
+    for key in ("load_assignment", "health_checks", "outlier_detection", "typed_extension_protocol_options"):
         assert one[key] == other[key]
     assert one["health_checks"][0]["http_health_check"]["path"] == "/readyz"
     # 504 and 507 are answers of a host that works.
     assert one["outlier_detection"][LOST] == 0
+
+
+def test_idle_connections_are_closed_by_envoy_first() -> None:
+    for cluster in document()["static_resources"]["clusters"]:
+        (options,) = cluster["typed_extension_protocol_options"].values()
+        kept_s = options["common_http_protocol_options"]["idle_timeout"]
+        assert float(kept_s.removesuffix("s")) < Settings.model_fields["keep_alive_s"].default
+
+
+def test_paths_stay_as_they_are_and_heads_are_as_long_as_the_service_takes() -> None:
+    found = manager()
+    assert not found["normalize_path"]
+    assert not found["merge_slashes"]
+    assert found["path_with_escaped_slashes_action"] == "KEEP_UNCHANGED"
+    assert found["max_request_headers_kb"] * 1024 == MAX_HEAD_BYTES
+
+
+def test_what_envoy_says_by_itself_is_json() -> None:
+    local = manager()["local_reply_config"]
+    assert local["body_format"]["content_type"] == "application/problem+json"
+    form = local["body_format"]["json_format"]
+    assert form.keys() == {"type", "title", "status", "detail", "error"}
+    # Alone in its string it stays a number.
+    assert form["status"] == "%RESPONSE_CODE%"
+    (mapper,) = local["mappers"]
+    assert mapper["filter"]["status_code_filter"]["comparison"]["value"]["default_value"] == 503
+    assert mapper["headers_to_add"] == [{"header": {"key": "retry-after", "value": "1"}}]

@@ -295,7 +295,7 @@ def test_what_is_built_for_scale_is_valid() -> None:
     for resource in own:
         kubernetes_validate.validate(resource, KUBERNETES_VERSION, strict=True)
     assert sorted(resource["kind"] for resource in resources if resource not in own) == sorted(
-        ["Gateway", "HTTPRoute", "HTTPRoute", "BackendTrafficPolicy", "BackendTrafficPolicy"]
+        ["Gateway", "ClientTrafficPolicy", "HTTPRoute", "HTTPRoute", "BackendTrafficPolicy", "BackendTrafficPolicy"]
     )
 
 
@@ -337,6 +337,16 @@ def test_the_gateway_hashes_by_the_header_that_its_route_asks_for() -> None:
     for policy in policies.values():
         assert policy["healthCheck"]["active"]["http"]["path"] == readiness
         assert "retriable-status-codes" not in policy["retry"]["retryOn"]["triggers"]
+        kept_s = policy["timeout"]["http"]["connectionIdleTimeout"]
+        assert float(kept_s.removesuffix("s")) < Settings.model_fields["keep_alive_s"].default
+
+
+def test_the_gateway_leaves_names_with_slashes_as_they_are() -> None:
+    (gateway,) = scale_of("Gateway")
+    (policy,) = scale_of("ClientTrafficPolicy")
+    (target,) = policy["spec"]["targetRefs"]
+    assert (target["kind"], target["name"]) == (gateway["kind"], gateway["metadata"]["name"])
+    assert policy["spec"]["path"] == {"escapedSlashesAction": "KeepUnchanged", "disableMergeSlashes": True}
 
 
 def test_the_gateways_pods_may_come_in() -> None:
