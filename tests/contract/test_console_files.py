@@ -106,3 +106,17 @@ def test_ids_that_scripts_use_are_in_the_page() -> None:
     for name in PATHS.values():
         for used in re.findall(r'byId\("([\w-]+)"\)', (FOLDER / name).read_text(encoding="utf-8")):
             assert used in ids, f"{name}: {used}"
+
+
+def test_the_documents_say_how_many_requests_a_console_costs_its_key() -> None:
+    script = (FOLDER / "main.js").read_text(encoding="utf-8").replace("KERNELS_MS,", "300000,")
+    periods_ms = {name: int(period) for period, name in re.findall(r"\bevery\((\d+), (\w+)", script)}
+    # Readiness needs no key.
+    del periods_ms["readReadiness"]
+    assert len(periods_ms) == 6
+    per_minute = round(sum(60_000 / period_ms for period_ms in periods_ms.values()))
+    # Metrics that are 404 here are asked once a minute.
+    with_metrics_apart = per_minute - round(60_000 / periods_ms["readMetrics"]) + 1
+    words = f"{per_minute} requests a minute(?: of its key's quota)?, or {with_metrics_apart} with `--metrics-port`"
+    for page in ("monitoring", "security"):
+        assert re.search(words, (FOLDER.parents[2] / "docs" / "operations" / f"{page}.md").read_text(encoding="utf-8"))

@@ -13,7 +13,8 @@ import { showKeys, showTrouble } from "./trouble.js";
 import { readOps, readTargets, startWorkbench } from "./workbench.js";
 
 const STALE_S = 3;
-const LIST_MS = 300_000;
+// The list of kernels is long and changes with an engine only.
+const KERNELS_MS = 300_000;
 const history = new History();
 const seen = {
   present: null,
@@ -23,10 +24,9 @@ const seen = {
   readiness: null,
   engines: [],
   kernels: { status: 0, body: null },
-  kernelsNext_ms: 0,
 };
 
-// ── readings ──
+// ── readings: each returns the status of its answer ──
 
 async function readMetrics() {
   const { status, text } = await ask("metrics", "text/plain");
@@ -37,6 +37,7 @@ async function readMetrics() {
     showFigures();
   }
   showState();
+  return status;
 }
 
 async function readHistory() {
@@ -45,27 +46,29 @@ async function readHistory() {
   // Readings are on the page's own clock.
   const shift_s = performance.now() / 1000 - Date.now() / 1000;
   if (answer.status === 200 && answer.body) history.prepend(answer.body.intervals, shift_s);
+  return answer.status;
 }
 
 async function readReadiness() {
   seen.readiness = await askJson("v2/health/ready");
   showState();
+  return seen.readiness.status;
 }
 
 async function readEngines() {
   const { status, body } = await askJson("v2");
-  if (status !== 200 || !body) return;
-  seen.engines = body.engines ?? [];
-  showIdentity(body);
+  if (status === 200 && body) {
+    seen.engines = body.engines ?? [];
+    showIdentity(body);
+  }
+  return status;
 }
 
 async function readKernels() {
-  // The list is long and changes with an engine only; a server that has none will not have one soon.
-  if ([200, 404].includes(seen.kernels.status) && Date.now() < seen.kernelsNext_ms) return;
-  seen.kernelsNext_ms = Date.now() + LIST_MS;
   seen.kernels = await askJson("v1/kernels");
   showKernels();
   showFigures();
+  return seen.kernels.status;
 }
 
 // ── what is shown ──
@@ -214,24 +217,24 @@ function startRange() {
 }
 
 async function start() {
-  let turns = [];
+  let polls = [];
   startWorkbench();
   startResidents();
   startRange();
   watchScrolling();
-  startKey(() => turns.forEach((turn) => turn()));
+  startKey(() => polls.forEach((now) => now()));
   byId("kernel-filter").addEventListener("input", showKernels);
   new ResizeObserver(draw).observe(byId("main"));
   // The figures are by op.
   await readOps();
-  turns = [
+  polls = [
     every(1000, readMetrics),
     every(1000, readReadiness),
     every(5000, readEngines),
     every(5000, readHistory),
     every(3000, readResidents),
     every(15000, readTargets),
-    every(15000, readKernels),
+    every(KERNELS_MS, readKernels, 15000),
   ];
 }
 

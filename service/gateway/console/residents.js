@@ -25,9 +25,11 @@ export function startResidents() {
   });
 }
 
-/** Reads the list and shows it. */
+/** Reads the list and shows it; returns the status of the answer. */
 export async function readResidents() {
-  show(await askJson("v1/tensors"));
+  const answer = await askJson("v1/tensors");
+  show(answer);
+  return answer.status;
 }
 
 function show({ status, body }) {

@@ -36,14 +36,19 @@ export async function readOps() {
   return ops;
 }
 
-/** Reads which ops and programs there are; the choice stays. */
+/** Reads which ops and programs there are; the choice stays. Returns the status of the list of programs. */
 export async function readTargets() {
   const [ops, kept] = [await readOps(), await askJson("v1/programs")];
   const programs = (Array.isArray(kept.body) ? kept.body : []).map(programTarget);
-  if (ops.length === 0 || JSON.stringify([ops, programs]) === JSON.stringify([targets.filter(({ op }) => op), targets.filter(({ program }) => program)])) return;
+  const isNew = JSON.stringify([ops, programs]) !== JSON.stringify([targets.filter(({ op }) => op), targets.filter(({ program }) => program)]);
+  if (ops.length && isNew) offer([...ops, ...programs]);
+  return kept.status;
+}
+
+function offer(found) {
   const chosen = byId("op").value;
   const before = targets.find(({ name }) => name === chosen);
-  targets = [...ops, ...programs];
+  targets = found;
   byId("op").replaceChildren(...targets.map(({ name, title }) => optionOf(name, title)));
   if (targets.some(({ name }) => name === chosen)) byId("op").value = chosen;
   if (JSON.stringify(before) !== JSON.stringify(target())) showTarget();
