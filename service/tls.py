@@ -10,7 +10,6 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -87,23 +86,34 @@ class CertificateWatch:
         return found
 
 
-async def keep_certificate_current(context: ssl.SSLContext, tls: TlsSettings) -> None:
-    """Reads the files again when those of the certificate change, until cancelled; what cannot be used changes nothing.
+class CurrentContext:
+    """The context with which connections begin; a new one takes its place when the certificate's files change.
 
-    A context keeps one certificate of each kind of key, and a client chooses among them. So new ones are in a context of
-    their own, which takes over at the beginning of a handshake.
+    A context keeps one certificate of each kind of key, and a client chooses among them. It also keeps sessions and the keys
+    of tickets. In a new context there are neither certificates nor sessions of before, nor clients of an old authority.
+
+    Args:
+        tls: The files.
+
+    Attributes:
+        context: Context of connections that begin now.
+
+    Raises:
+        TlsError: A file cannot be used.
     """
-    watch = CertificateWatch(tls)
-    while True:
-        await asyncio.sleep(RELOAD_S)
-        if (fresh := watch.take(lambda: make_context(tls))) is not None:
-            context.sni_callback = partial(_take_over, fresh)
 
+    def __init__(self, tls: TlsSettings) -> None:
+        self._tls = tls
+        # Noted before the files are read, so that no change between the two is missed.
+        self._watch = CertificateWatch(tls)
+        self.context = make_context(tls)
 
-def _take_over(
-    fresh: ssl.SSLContext, connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext
-) -> None:
-    connection.context = fresh
+    async def keep_current(self) -> None:
+        """Reads the files again when those of the certificate change, until cancelled; what cannot be used changes nothing."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if (fresh := self._watch.take(lambda: make_context(self._tls))) is not None:
+                self.context = fresh
 
 
 def _refuse_password() -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import socket
-import ssl
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
@@ -24,7 +23,7 @@ from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
 from tilewire.service.gateway.connection.tls import TlsTransport
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ipc.connection_counts import ConnectionCounts
-from tilewire.service.tls import keep_certificate_current, make_context
+from tilewire.service.tls import CurrentContext
 
 # Number of the option in glibc's malloc.h.
 M_ARENA_MAX = -8
@@ -52,8 +51,8 @@ class GatewayServer(uvicorn.Server):
         counts: ConnectionCounts | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
-        self._tls, self._tls_context = tls, None if tls is None else make_context(tls)
-        super().__init__(make_config(gateway, app, self._tls_context))
+        self._tls = None if tls is None else CurrentContext(tls)
+        super().__init__(make_config(gateway, app, self._tls))
         self._gateway = gateway
         self.is_listening = asyncio.Event()
         self._door = door
@@ -62,8 +61,8 @@ class GatewayServer(uvicorn.Server):
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is closed; keeps its certificate current."""
         keeping = None
-        if self._tls_context is not None and self._tls is not None:
-            keeping = asyncio.create_task(keep_certificate_current(self._tls_context, self._tls))
+        if self._tls is not None:
+            keeping = asyncio.create_task(self._tls.keep_current())
         await super().serve(sockets if self._door is None else [self._door])
         if keeping is not None:
             keeping.cancel()
@@ -101,7 +100,7 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
-def make_config(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Config:
+def make_config(gateway: Gateway, app: ASGIApp, tls: CurrentContext | None) -> uvicorn.Config:
     """Returns uvicorn's settings."""
     config = uvicorn.Config(
         app,
@@ -118,7 +117,7 @@ def make_config(gateway: Gateway, app: ASGIApp, tls: ssl.SSLContext | None) -> u
     config.load()
     if tls is not None:
         http, handshake_s = config.http_protocol_class, gateway.settings.body_timeout_s
-        config.http_protocol_class = lambda **arguments: TlsTransport(http(**arguments), tls, handshake_s)  # type: ignore[assignment]
+        config.http_protocol_class = lambda **arguments: TlsTransport(http(**arguments), tls.context, handshake_s)  # type: ignore[assignment]
     return config
 
 

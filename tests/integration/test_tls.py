@@ -276,6 +276,46 @@ def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType, is
             assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_no_session_outlives_its_authority(tmp_path: Path, version: ssl.TLSVersion) -> None:
+    before = make_certificates(tmp_path)
+    context = before.context(with_client=True)
+    context.maximum_version = version
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB", *before.flags, "--tls-client-ca", str(before.authority))
+    with serving(tmp_path / "log", *flags, tls=context) as server:
+        session, _ = session_after(server, context)
+        session, is_resumed = session_after(server, context, session)
+        assert is_resumed
+        after = make_certificates(tmp_path)
+        end_s = time.monotonic() + 30
+        while "the certificate was read again" not in server.log.read_text():
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        # The client trusts the new server; its own certificate is of the old authority.
+        context.load_verify_locations(after.authority)
+        with pytest.raises((OSError, ConnectionEnded)):
+            session_after(server, context, session)
+        known = after.context(with_client=True)
+        session, is_resumed = session_after(server, known)
+        assert not is_resumed
+        assert session_after(server, known, session)[1]
+
+
+def session_after(
+    server: LiveServer, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLSession | None, bool | None]:
+    """Asks on a new connection; returns its session, and whether that is the one that was offered."""
+    plain = socket.create_connection((server.host, server.port), timeout=10)
+    with (
+        plain,
+        context.wrap_socket(plain, server_hostname=server.host, session=session) as sock,
+        RawConnection(sock) as raw,
+    ):
+        raw.send(head("GET", "/readyz"))
+        assert raw.answer().status == 200
+        return sock.session, sock.session_reused
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
