@@ -52,6 +52,13 @@ class KeysError(Exception):
     """The file cannot be used; the message says why, and names no secret."""
 
 
+# Raised by decoding and checks. Beside the format's own errors:
+# - ValueError: bytes that are no text, or numbers of more digits than Python reads or prints.
+# - OverflowError: an integer that no float can be.
+# - RecursionError: lists in lists.
+UNUSABLE = (KeysError, msgspec.DecodeError, ValueError, OverflowError, RecursionError)
+
+
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of the file; what is not granted is not allowed.
 
@@ -142,11 +149,8 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         raise KeysError(f"{path}: everyone may write it, so everyone may let himself in; take that right away")
     try:
         keys = msgspec.toml.decode(data, type=KeysFile).keys
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise KeysError(f"{path}: {error}") from None
-    try:
         _check(keys)
-    except KeysError as error:
+    except UNUSABLE as error:
         raise KeysError(f"{path}: {error}") from None
     return keys
 
@@ -185,7 +189,7 @@ def _check_key(key: Key) -> None:
         raise KeysError(f"{key.name}: requests_per_s: expected more than 0")
     try:
         nbytes = key.quota_bytes_per_s
-    except ValidationError:
+    except (ValidationError, OverflowError):
         raise KeysError(f"{key.name}: bytes_per_s: expected bytes, such as 1000000 or 64MiB") from None
     if nbytes is not None and not nbytes > 0:
         raise KeysError(f"{key.name}: bytes_per_s: expected more than 0")

@@ -60,12 +60,9 @@ class GatewayServer(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is closed; keeps its certificate current."""
-        keeping = None
-        if self._tls is not None:
-            keeping = asyncio.create_task(self._tls.keep_current())
-        await super().serve(sockets if self._door is None else [self._door])
-        if keeping is not None:
-            keeping.cancel()
+        keeping = [] if self._tls is None else [self._tls.keep_current()]
+        serving = super().serve(sockets if self._door is None else [self._door])
+        await process.run_beside(serving, keeping)
 
     def observe_readiness(self) -> None:
         self._counts.set_ready(is_ready=why_not_ready(self._gateway) is None)

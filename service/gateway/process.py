@@ -11,7 +11,7 @@ import logging
 import mmap
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -140,6 +140,29 @@ async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control:
     control.send(child.Ready("every engine is attached"))
 
 
+async def run_beside(work: Coroutine[Any, Any, None], background: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs work to its end, and tasks beside it for as long.
+
+    A task may end before the work does. One that fails ends the work: without it keys or certificates would stay as they are,
+    and nobody would notice.
+
+    Raises:
+        Exception: The work or a task failed.
+    """
+    working = asyncio.create_task(work)
+    tasks = [working, *(asyncio.create_task(one) for one in background)]
+    running = set(tasks)
+    try:
+        while not working.done():
+            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def serve(
     settings: GatewaySettings, open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int
 ) -> None:
@@ -181,18 +204,17 @@ async def serve(
     metrics.observe_load()
     servers = open_servers(gateway)
 
+    async def serve_all() -> None:
+        await asyncio.gather(*(server.serve() for server in servers))
+        metrics.flush()
+        if gateway.recorder is not None:
+            gateway.recorder.close()
+
     background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]
     background.append(drain_on_signal(draining, gateway, servers, control))
     background.append(say_ready(attached, servers, control))
     background.append(gateway.authenticator.keep_current())
-    tasks = [asyncio.create_task(one) for one in background]
-    await asyncio.gather(*(server.serve() for server in servers))
-    metrics.flush()
-    if gateway.recorder is not None:
-        gateway.recorder.close()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await run_beside(serve_all(), background)
     await control.close()
 
 
@@ -209,5 +231,8 @@ def run(open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int =
         except (KeysError, TlsError) as error:
             # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
             logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return EXIT_FAILED
+        except Exception:
+            logger.exception("the gateway cannot go on")
             return EXIT_FAILED
     return 0
