@@ -1,4 +1,4 @@
-"""The sockets that the supervisor opens for its children: of HTTP, bound; of engines, listening."""
+"""The sockets that the supervisor opens for its children: of HTTP and gRPC, bound; of engines, listening."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import socket
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -31,30 +32,7 @@ class PortTaken(StartError):
         self.port = port
 
 
-async def bind_first(host: str, port: int, logger: structlog.stdlib.BoundLogger) -> socket.socket:
-    """Binds the socket of HTTP, before anything starts.
-
-    Waits a moment for a port that is taken, and says so: a service that was killed may have processes that are only just
-    ending.
-
-    Raises:
-        StartError: The address cannot be had.
-    """
-    end_s = time.monotonic() + TAKEN_S
-    is_told = False
-    while True:
-        try:
-            return bind(host, port)
-        except PortTaken:
-            if time.monotonic() > end_s:
-                raise
-        if not is_told:
-            logger.warning("the port is taken: trying again", port=port, for_s=TAKEN_S)
-            is_told = True
-        await asyncio.sleep(TRY_AGAIN_S)
-
-
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
+def bind(host: str, port: int, option: int = socket.SO_REUSEADDR) -> socket.socket:
     """Binds, and leaves listening to the gateways: until one can answer, connections are refused.
 
     Raises:
@@ -63,9 +41,7 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((host, port))
@@ -77,6 +53,55 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         raise StartError(message) from error
     listener.setblocking(False)
     return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Binds a port that a library takes by its number, and keeps it for this service.
+
+    The library binds it again, so both need SO_REUSEPORT. That alone would also share it with another service of this user,
+    and the system would spread connections over both. So the port is bound without it first, which fails where any process
+    listens. It fails from here on for others, too: this socket has no SO_REUSEADDR, so nobody shares it by that.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    with bind(host, port) as free:
+        port = free.getsockname()[1]
+    return bind(host, port, socket.SO_REUSEPORT)
+
+
+async def bind_first(
+    host: str,
+    port: int,
+    logger: structlog.stdlib.BoundLogger,
+    bind_once: Callable[[str, int], socket.socket] = bind,
+) -> socket.socket:
+    """Binds the socket of HTTP or of gRPC, before anything starts.
+
+    Waits a moment for a port that is taken, and says so: a service that was killed may have processes that are only just
+    ending.
+
+    Args:
+        host: Address.
+        port: Port; 0 for a free one.
+        logger: Gets the warning.
+        bind_once: `bind` or `reserve`.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    end_s = time.monotonic() + TAKEN_S
+    is_told = False
+    while True:
+        try:
+            return bind_once(host, port)
+        except PortTaken:
+            if time.monotonic() > end_s:
+                raise
+        if not is_told:
+            logger.warning("the port is taken: trying again", port=port, for_s=TAKEN_S)
+            is_told = True
+        await asyncio.sleep(TRY_AGAIN_S)
 
 
 def address_of(door: socket.socket) -> str:

@@ -28,7 +28,7 @@ from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import create_board
 from tilewire.service.ipc.connection_counts import ConnectionCounts, create_counts
 from tilewire.service.supervisor.child_process import Child, Spare
-from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_first, listen_locally
+from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_first, listen_locally, reserve
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
 from tilewire.service.telemetry.history import History
@@ -76,7 +76,7 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, stopping.set)
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(await bind_first(self._settings.host, self._settings.port, self._logger))
-            self._start_children(listener, stack)
+            self._start_children(listener, await self._reserve_grpc(stack), stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
             announcing = asyncio.create_task(self._announce_when_ready(listener))
@@ -97,7 +97,7 @@ class Supervisor:
                 process.kill()
         stopping.set()
 
-    def _start_children(self, listener: socket.socket, stack: contextlib.ExitStack) -> None:
+    def _start_children(self, listener: socket.socket, grpc_address: str | None, stack: contextlib.ExitStack) -> None:
         totals = Totals()
         self._history = history = History(totals)
         child = functools.partial(
@@ -114,19 +114,19 @@ class Supervisor:
             engine = child(f"engine-{index}", self._spare, make, silence_s=self._settings.engine_timeout_s)
             self._engines.append(engine)
         inherited = self._open_for_gateways(listener, stack)
-        grpc_address = self._reserve_grpc(stack)
         for index in range(self._settings.num_arenas):
             is_http = index < self._settings.num_gateways
             settings = self._settings.gateway(index, inherited[index], addresses, None if is_http else grpc_address)
             spare = Spare("tilewire.service.gateway" + ("" if is_http else ".grpc"), is_wanted=False)
             self._gateways.append(child(settings.name, spare, _gateway_settings(settings)))
 
-    def _reserve_grpc(self, stack: contextlib.ExitStack) -> str | None:
+    async def _reserve_grpc(self, stack: contextlib.ExitStack) -> str | None:
         """Binds the port of gRPC, whose library takes no socket: the gateway binds it again, now and at each restart."""
         settings = self._settings
         if settings.grpc_port is None:
             return None
-        address = address_of(stack.enter_context(bind(settings.host, settings.grpc_port, reuse_port=True)))
+        door = await bind_first(settings.host, settings.grpc_port, self._logger, reserve)
+        address = address_of(stack.enter_context(door))
         self._logger.info("gRPC is served", address=address)
         return address
 

@@ -260,17 +260,26 @@ def test_a_request_is_traced(keyed: LiveServer, collector: Collector) -> None:
     assert whole.trace_id.hex() == trace
 
 
-def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [*COMMAND, "--port", "0", "--device", "cpu", "--grpc-port", port],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+def refused_port(port: int) -> str:
+    """Starts a service with that port for gRPC, which must fail; returns what it says."""
+    command = [*COMMAND, "--port", "0", "--device", "cpu", "--grpc-port", str(port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr
+    return done.stderr
+
+
+def test_a_port_that_is_taken_is_said_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1 port {port}" in refused_port(port)
+
+
+def test_two_services_do_not_share_a_port(shared_server: StartServer) -> None:
+    server = shared_server(*FLAGS)
+    host, _, port = server.grpc_address.rpartition(":")
+    assert f"cannot listen on {host} port {port}" in refused_port(int(port))
+    with channel_to(server) as channel:
+        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
 
 
 def test_http_reaches_nothing_at_the_grpc_port(shared_server: StartServer) -> None:
