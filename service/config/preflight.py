@@ -1,12 +1,15 @@
-"""Checks the files that settings name, before any process is started."""
+"""Checks what settings name, before any process is started: files, packages, and variables that packages read."""
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 import structlog
 
 from tilewire._installing import how_to_install
+from tilewire._version import __version__
+from tilewire.service.config.process import TracingSettings
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
 from tilewire.service.tls import TlsError, make_context
@@ -20,7 +23,7 @@ class PreflightError(Exception):
 
 
 def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
-    """Reads the files that gateways will read, and says what is wrong with them.
+    """Reads and makes what gateways will read and make, and says what is wrong with it.
 
     Raises:
         PreflightError: Serving with these settings would fail, or would not do what they say.
@@ -33,10 +36,8 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
             raise PreflightError(f"--tls-certificate: {error}") from error
     if settings.grpc_port is not None and not has_grpc():
         raise PreflightError(f"--grpc-port: {GRPC_MISSING}")
-    if settings.tracing is not None and not has_tracing():
-        if settings.otlp_endpoint is not None:
-            raise PreflightError(f"--otlp-endpoint: {TRACING_MISSING}")
-        logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is traced", reason=TRACING_MISSING)
+    if settings.tracing is not None:
+        _check_tracing(settings, settings.tracing, logger)
 
 
 def has_grpc() -> bool:
@@ -44,12 +45,21 @@ def has_grpc() -> bool:
     return all(find_spec(name) is not None for name in ("grpc", "grpc_health", "grpc_reflection", "google.protobuf"))
 
 
-def has_tracing() -> bool:
-    """Whether the packages of `tilewire[otel]` are there."""
+def _check_tracing(settings: Settings, tracing: TracingSettings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Makes a recorder as each gateway will, and closes it: the packages read variables of their own at both of these lines."""
     try:
-        return find_spec("opentelemetry.sdk") is not None and find_spec("opentelemetry.exporter.otlp") is not None
+        # Imported here and not above: the packages are an extra.
+        from tilewire.service.gateway.telemetry.otlp import OtlpRecorder  # noqa: PLC0415
+
+        OtlpRecorder(tracing, __version__, 0).close()
     except ModuleNotFoundError:
-        return False
+        if settings.otlp_endpoint is not None:
+            raise PreflightError(f"--otlp-endpoint: {TRACING_MISSING}") from None
+        logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is traced", reason=TRACING_MISSING)
+    except Exception as error:
+        flag = "OTEL_EXPORTER_OTLP_ENDPOINT" if settings.otlp_endpoint is None else "--otlp-endpoint"
+        given = ", ".join(sorted(name for name in os.environ if name.startswith("OTEL_")))
+        raise PreflightError(f"{flag}: no spans can be sent: {error} (variables: {given or 'none'})") from error
 
 
 def _check_keys(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:

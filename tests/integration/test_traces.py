@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -15,7 +17,7 @@ import pytest
 
 from tests.conftest import StartServer
 from tests.support.collector import Collector, attributes_of
-from tests.support.live_server import LiveServer, serving
+from tests.support.live_server import COMMAND, LiveServer, serving
 from tests.support.tensor_bodies import to_npy, to_safetensors
 
 ONES = to_safetensors({"a": np.ones((64, 64), np.float32), "b": np.ones((64, 64), np.float32)})
@@ -145,6 +147,33 @@ def test_a_trace_that_begins_here_is_logged_and_in_exemplars(start_server: Start
 
 def openmetrics(client: httpx.Client) -> str:
     return client.get("/metrics", headers={"accept": "application/openmetrics-text"}).text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "100", "max_queue_size"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "9" * 40, "too large"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-4", "must be a non-negative integer"),
+        ("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody", "'nobody' not found"),
+    ],
+)
+def test_a_variable_that_cannot_be_is_refused_at_the_start(variable: str, value: str, reason: str) -> None:
+    variables = {**os.environ, variable: value, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=hidden"}
+    done = subprocess.run(
+        [*COMMAND, "--port", "0", "--device", "cpu", "--otlp-endpoint", "http://127.0.0.1:9"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=variables,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("--otlp-endpoint: ")
+    assert reason in line
+    assert variable in line
+    assert "hidden" not in line
 
 
 @pytest.mark.slow
