@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import math
 import time
@@ -334,15 +336,23 @@ async def test_clients_that_leave_are_no_errors_of_the_log(caplog: pytest.LogCap
     assert [one.partition(" ")[0] for one in caplog.messages] == ["Unexpected"]
 
 
+async def begun(channel: grpc.aio.Channel) -> Any:
+    """A stream whose first request is answered: only then are several under way at once."""
+    stream = channel.stream_stream(STREAM_INFER)()
+    await stream.write(MESSAGE)
+    await asyncio.wait_for(stream.read(), 10)
+    return stream
+
+
 @scene
 async def test_a_stream_that_is_left_gives_everything_back() -> None:
     bench = RpcBench()
-    bench.engine.is_held = True
     async with bench.answering() as channel:
-        stream = channel.stream_stream(STREAM_INFER)()
+        stream = await begun(channel)
+        bench.engine.is_held = True
         for _ in range(4):
             await stream.write(MESSAGE)
-        await until(lambda: len(bench.engine.jobs) == 4)
+        await until(lambda: len(bench.engine.jobs) == 5)
         stream.cancel()
         await until(lambda: len(bench.engine.cancelled) == 4)
         bench.engine.answer_all()
@@ -352,17 +362,142 @@ async def test_a_stream_that_is_left_gives_everything_back() -> None:
 @scene
 async def test_a_stream_reads_no_further_than_it_may_work() -> None:
     bench = RpcBench()
-    bench.engine.is_held = True
     async with bench.answering() as channel:
-        stream = channel.stream_stream(STREAM_INFER)()
+        stream = await begun(channel)
+        bench.engine.is_held = True
         for _ in range(40):
             await stream.write(MESSAGE)
         await stream.done_writing()
-        await until(lambda: len(bench.engine.jobs) >= 16)
-        assert len(bench.engine.jobs) <= 18
+        await until(lambda: len(bench.engine.jobs) == 17)
+        await asyncio.sleep(0.1)
+        assert len(bench.engine.jobs) == 17
         bench.engine.is_held = False
         bench.engine.answer_all()
-        assert len([answer async for answer in stream]) == 40
+        for _ in range(40):
+            assert await stream.read() is not grpc.aio.EOF
+        assert await stream.read() is grpc.aio.EOF
+
+
+@scene
+async def test_a_stream_reads_one_request_before_it_knows_how_large_answers_are() -> None:
+    bench = RpcBench()
+    bench.engine.is_held = True
+    async with bench.answering() as channel:
+        stream = channel.stream_stream(STREAM_INFER)()
+        for _ in range(3):
+            await stream.write(MESSAGE)
+        await until(lambda: len(bench.engine.jobs) == 1)
+        await asyncio.sleep(0.1)
+        assert len(bench.engine.jobs) == 1
+        bench.engine.answer_all()
+        await until(lambda: len(bench.engine.jobs) == 3)
+        bench.engine.answer_all()
+        assert [await stream.read() is not grpc.aio.EOF for _ in range(3)] == [True] * 3
+        stream.cancel()
+
+
+# The client's library takes 64 KiB of a stream ahead of its reader, and these answers have 256 KiB.
+NO_AHEAD = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**16))
+LARGE = np.ones((2, 2**15), np.float32)
+LARGE_MESSAGE = request_of("add", {"a": LARGE, "b": LARGE}).SerializeToString()
+
+
+@scene
+async def test_answers_of_a_stream_hold_their_slots_until_the_client_reads() -> None:
+    """Else a client that reads nothing would fill the process's memory, and no limit would see it."""
+    bench = RpcBench()
+    async with bench.answering(*NO_AHEAD) as channel:
+        stream = channel.stream_stream(STREAM_INFER)()
+        for _ in range(12):
+            await stream.write(LARGE_MESSAGE)
+        await stream.done_writing()
+        # An eighth of the arena has room for three of them.
+        await until(lambda: bench.admission.in_flight == 3)
+        await asyncio.sleep(0.2)
+        assert bench.admission.in_flight == 3
+        assert len(bench.engine.jobs) < 12
+        assert bench.arena.used_bytes >= 3 * LARGE.nbytes
+        answers = [pb.ModelStreamInferResponse.FromString(answer) async for answer in stream]
+        for answer in answers:
+            np.testing.assert_array_equal(out_of(answer.infer_response), 2 * LARGE)
+        assert len(answers) == 12
+        await until(lambda: bench.arena.used_bytes == 0)
+
+
+@scene
+async def test_unread_answers_of_a_stream_that_is_left_give_their_slots_back() -> None:
+    bench = RpcBench()
+    async with bench.answering(*NO_AHEAD) as channel:
+        stream = channel.stream_stream(STREAM_INFER)()
+        for _ in range(4):
+            await stream.write(LARGE_MESSAGE)
+        await until(lambda: bench.admission.in_flight == 3)
+        stream.cancel()
+        await until(lambda: bench.arena.used_bytes == 0 and not bench.admission.in_flight)
+
+
+class Unread(OneMessage):
+    """A call whose client reads nothing."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.is_sending = asyncio.Event()
+
+    async def write(self, message: bytes) -> None:
+        self.is_sending.set()
+        await asyncio.Event().wait()
+
+
+@scene
+async def test_a_cancelled_stream_is_given_up_without_the_garbage_collector() -> None:
+    """It holds answers, and an idle process does not collect."""
+    bench = RpcBench()
+    call = Unread(MESSAGE)
+    task = asyncio.create_task(InferCalls(bench.gateway).infer_stream(no_messages(), call))
+    await call.is_sending.wait()
+    kept = weakref.ref(call)
+    gc.disable()
+    try:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        del task, call
+        await asyncio.sleep(0.01)
+        assert kept() is None
+    finally:
+        gc.enable()
+    assert bench.arena.used_bytes == 0
+
+
+@scene
+async def test_a_bug_while_a_stream_is_read_ends_it() -> None:
+    class Broken(OneMessage):
+        async def read(self) -> Any:
+            raise ValueError("a bug")
+
+    work = InferCalls(RpcBench().gateway).infer_stream(no_messages(), Broken(MESSAGE))
+    with pytest.raises(ValueError, match="a bug"):
+        await asyncio.wait_for(work, 5)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@scene
+async def test_an_answer_holds_its_slots_until_the_client_reads(is_cancelled: bool) -> None:
+    bench = RpcBench()
+    async with bench.answering(*NO_AHEAD) as channel:
+        # The library reads the message of a call with one; of a stream it reads none before it is asked to.
+        call = channel.stream_stream(INFER)()
+        await call.write(LARGE_MESSAGE)
+        await call.done_writing()
+        await until(lambda: len(bench.engine.jobs) == 1)
+        await asyncio.sleep(0.2)
+        assert bench.admission.in_flight == 1
+        assert bench.arena.used_bytes >= LARGE.nbytes
+        if is_cancelled:
+            call.cancel()
+        else:
+            np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(await call.read())), 2 * LARGE)
+        await until(lambda: bench.arena.used_bytes == 0 and not bench.admission.in_flight)
 
 
 def authenticator(folder: Path) -> Authenticator:

@@ -16,6 +16,7 @@ from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferResponse,
 from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
 from tilewire.service.gateway.grpc.stalls import STALLED, Stalls
 from tilewire.service.gateway.grpc.stream import RpcStream
+from tilewire.service.gateway.grpc.window import Window
 from tilewire.service.gateway.grpc.wire import Frame, frame_of, inflate, is_compressed
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled
@@ -26,8 +27,8 @@ from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import respond_error
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
-# Requests of one stream that are under way at once; the next ones stay unread.
-MAX_AHEAD = 16
+# Part of the arena that the answers of one stream take ahead of its client.
+AHEAD_SHARE = 8
 _OPS = {name.encode(): op for name, op in OPS.items()}
 
 
@@ -47,17 +48,15 @@ class Answering(Driven):
         self._loop = loop
         self.stream = stream
         self._error: Exception | None = None
-        self._done: asyncio.Future[None] | None = None
 
     async def result(self) -> RequestContext:
-        """Returns the request when it is answered.
+        """Returns the request when it is answered; its slots are held until its stream has sent the answer.
 
         Raises:
             Exception: It could not be answered: a bug.
         """
-        if self.is_waiting:
-            self._done = self._loop.create_future()
-            await self._done
+        if self.is_waiting and not self.stream.is_answered:
+            await self.stream.answered(self._loop)
         if self._error is not None:
             raise self._error
         return self.context
@@ -65,8 +64,7 @@ class Answering(Driven):
     def ended(self, error: Exception | None) -> None:
         """Keeps the error of the computation, if any, and wakes the call."""
         self._error = error
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
+        self.stream.end_waiting()
 
 
 class InferCalls:
@@ -93,6 +91,8 @@ class InferCalls:
             # The engine may still write into the request's slots: the work goes on until it has answered.
             stream.leave()
             raise
+        # The library sends what this returns within the call's task.
+        self._task().add_done_callback(stream.end_sending)
         return await finish(call, context, stream)
 
     async def infer_stream(self, _requests: AsyncIterator[bytes], call: Servicer) -> None:
@@ -104,31 +104,45 @@ class InferCalls:
         except TilewireError as error:
             await finish(call, self._refuse(opened, stream, 0, error), stream)
             return
-        queue: asyncio.Queue[Answering | None] = asyncio.Queue(MAX_AHEAD)
+        answers: asyncio.Queue[Answering | None] = asyncio.Queue()
         streams: set[RpcStream] = set()
+        window = Window(self._gateway.arena.capacity // AHEAD_SHARE)
+        reading = asyncio.create_task(self._read_stream(call, answers, streams, window))
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._read_stream(call, queue, streams))
-                while (answer := await queue.get()) is not None:
-                    context = await answer.result()
-                    streams.discard(answer.stream)
-                    await call.write(_streamed(context, answer))
+            while (answer := await answers.get()) is not None:
+                context = await answer.result()
+                message = _streamed(context, answer)
+                window.note(len(message))
+                await call.write(message)
+                # Or a stream that idles would keep it.
+                del message
+                answer.stream.end_sending()
+                streams.discard(answer.stream)
+                window.leave()
+            await reading
         finally:
+            reading.cancel()
             for left in streams:
                 left.leave()
 
     async def _read_stream(
-        self, call: Servicer, queue: asyncio.Queue[Answering | None], streams: set[RpcStream]
+        self, call: Servicer, answers: asyncio.Queue[Answering | None], streams: set[RpcStream], window: Window
     ) -> None:
-        while (message := await call.read()) is not grpc.aio.EOF:
-            # Each request of the stream begins when it is read.
-            opened = RpcCall(STREAM_INFER, call)
-            stream = RpcStream(opened.client_flow, is_streamed=True)
-            streams.add(stream)
-            answer = self._start(opened, stream, message)
-            del message
-            await queue.put(answer)
-        await queue.put(None)
+        """Begins the requests of a stream; its end, or a bug, is the end of its answers."""
+        try:
+            while True:
+                await window.enter()
+                if (message := await call.read()) is grpc.aio.EOF:
+                    return
+                # Each request of the stream begins when it is read.
+                opened = RpcCall(STREAM_INFER, call)
+                stream = RpcStream(opened.client_flow, is_streamed=True)
+                streams.add(stream)
+                answer = self._start(opened, stream, message)
+                del message
+                answers.put_nowait(answer)
+        finally:
+            answers.put_nowait(None)
 
     async def _read(self, call: Servicer) -> bytes:
         """Reads the only message of a call.
@@ -136,9 +150,7 @@ class InferCalls:
         Raises:
             InvalidRequest: None came, or it came too slowly.
         """
-        # With the loop given, this costs no system call.
-        task = asyncio.current_task(self._loop)
-        assert task is not None, "This is a bug."
+        task = self._task()
         self._stalls.begin(task)
         try:
             message = await call.read()
@@ -152,6 +164,13 @@ class InferCalls:
         if message is grpc.aio.EOF:
             raise InvalidRequest("request: the call ended without a message")
         return message
+
+    def _task(self) -> asyncio.Task[object]:
+        """The task of the call."""
+        # With the loop given, this costs no system call.
+        task = asyncio.current_task(self._loop)
+        assert task is not None, "This is a bug."
+        return task
 
     def _start(self, opened: RpcCall, stream: RpcStream, message: bytes) -> Answering:
         """Begins to answer a message."""
@@ -218,7 +237,7 @@ def _streamed(context: RequestContext, answered: Answering) -> bytes:
     """The message of a stream that answers one request."""
     error = context.error
     if error is None:
-        return answered.stream.message
+        return answered.stream.take_message()
     model, request_id = (one.decode("utf-8", "replace") for one in (answered.model, answered.id))
     answer = ModelInferResponse(model_name=model, id=request_id)
     message: bytes = ModelStreamInferResponse(error_message=error.detail, infer_response=answer).SerializeToString()

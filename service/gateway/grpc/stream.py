@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 
 from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.auth.flows import Flow
@@ -19,6 +20,7 @@ _STREAMED = b"\x12"
 _METADATA = frozenset({REQUEST_ID, "server-timing", "x-batch-size"})
 # Copies of more than this take long enough for others to have a turn.
 _LARGE_BYTES = 2**20
+_ERRORS = int(HTTPStatus.BAD_REQUEST)
 
 
 class RpcStream:
@@ -27,33 +29,37 @@ class RpcStream:
     Attributes:
         frame: Parts of the message; None for calls other than infer.
         is_disconnected: The client cancelled the call, or its deadline passed.
-        message: The answer; empty before it, and after an error.
+        is_cut: So it did before its answer was sent.
     """
 
     __slots__ = (
+        "_answered",
+        "_chunks",
         "_is_streamed",
         "_lines",
         "_on_gone",
+        "_sent",
         "client_flow",
         "frame",
         "is_complete",
+        "is_cut",
         "is_disconnected",
-        "message",
         "received_bytes",
     )
-    # Whether a message arrives is the library's to know.
-    is_cut = False
 
     def __init__(self, client_flow: Flow, *, is_streamed: bool = False) -> None:
         self.client_flow = client_flow
         self._is_streamed = is_streamed
         self._on_gone: Callable[[], None] | None = None
         self._lines = ""
+        self._chunks: Sequence[bytes | memoryview] = ()
+        # Futures that somebody waits for: until there is an answer, and until it was sent.
+        self._answered: asyncio.Future[None] | None = None
+        self._sent: asyncio.Future[None] | None = None
         self.frame: Frame | None = None
         self.is_complete = True
-        self.is_disconnected = False
+        self.is_cut = self.is_disconnected = False
         self.received_bytes = 0
-        self.message = b""
 
     def receive_into(self, slot: memoryview, timeout_s: float) -> Awaitable[None] | None:
         """Copies the message into its slot: the only copy of the tensors."""
@@ -95,14 +101,54 @@ class RpcStream:
         on_gone, self._on_gone = self._on_gone, None
         if on_gone is not None:
             on_gone()
+        self.is_cut = self._sent is not None
+        self.end_sending()
 
-    def respond(self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool) -> None:
-        """Keeps the answer for the call; slots may be reused when this returns, so it is copied."""
+    def respond(
+        self, status: int, lines: str, chunks: Sequence[bytes | memoryview], closes: bool
+    ) -> Awaitable[None] | None:
+        """Keeps the answer for the call, and its slots, if any, until it was sent. An error has no message."""
+        if self.is_disconnected:
+            return None
         self._lines = lines
+        if status >= _ERRORS:
+            return None
         if self._is_streamed:
             nbytes = sum(len(chunk) for chunk in chunks)
             chunks = (_STREAMED + varint(nbytes), *chunks)
-        self.message = b"".join(chunks)
+        self._chunks = chunks
+        if not any(isinstance(chunk, memoryview) for chunk in chunks):
+            return None
+        self._sent = asyncio.get_running_loop().create_future()
+        self.end_waiting()
+        return self._sent
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether there is an answer to be sent."""
+        return self._sent is not None
+
+    def answered(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """Returns what ends when there is an answer, or with `end_waiting`."""
+        self._answered = loop.create_future()
+        return self._answered
+
+    def end_waiting(self) -> None:
+        """Wakes the call that waits for the answer, if any."""
+        answered, self._answered = self._answered, None
+        if answered is not None and not answered.done():
+            answered.set_result(None)
+
+    def take_message(self) -> bytes:
+        """Copies the answer out of its slots, for the library to send."""
+        chunks, self._chunks = self._chunks, ()
+        return b"".join(chunks)
+
+    def end_sending(self, _call: object = None) -> None:
+        """Gives the slots up: the library has sent the answer, or the client left."""
+        sent, self._sent, self._chunks = self._sent, None, ()
+        if sent is not None and not sent.done():
+            sent.set_result(None)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
