@@ -29,6 +29,8 @@ from tilewire.service.tls import CertificateWatch, make_context
 
 # A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
 MIN_PING_MS = 10_000
+# Longest time that the library takes; it means no bound.
+MAX_MS = 2**31 - 1
 # Logger of the library's server.
 LIBRARY = "grpc._cython.cygrpc"
 
@@ -64,6 +66,13 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 # Far more than are answered at once: those above that are refused, not kept waiting.
                 ("grpc.max_concurrent_streams", settings.max_connections),
+                ("grpc.max_allowed_incoming_connections", settings.max_connections),
+                ("grpc.max_connection_idle_ms", _milliseconds(settings.keep_alive_s)),
+                # Until the client's first frame is in.
+                ("grpc.server_handshake_timeout_ms", _milliseconds(settings.body_timeout_s)),
+                # A client that vanished during a call answers no ping.
+                ("grpc.keepalive_time_ms", _milliseconds(settings.body_timeout_s)),
+                ("grpc.http2.ping_timeout_ms", _milliseconds(settings.body_timeout_s)),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
                 # The library would inflate without a bound: see `inflate`.
                 ("grpc.per_message_decompression", 0),
@@ -129,6 +138,11 @@ class GrpcServer:
                 await call.abort(code_of(error), error.detail)
 
         return checked
+
+
+def _milliseconds(seconds: float) -> int:
+    """A time for the library, which takes whole numbers of 32 bits."""
+    return max(1, int(min(1000 * seconds, MAX_MS)))
 
 
 def is_news(record: logging.LogRecord) -> bool:
