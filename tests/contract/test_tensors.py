@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import numpy as np
@@ -217,3 +217,12 @@ def test_a_name_that_means_something_else_in_an_answer(client: httpx.Client, nam
     np.testing.assert_array_equal(from_safetensors(client.get(f"/v1/tensors/{name}").content)["tensor"], A)
     assert client.head(f"/v1/tensors/{name}").headers["x-tensor-name"] == name
     assert client.delete(f"/v1/tensors/{name}").status_code == 204
+
+
+def test_where_every_input_is_resident_an_empty_body_in_chunks_is_none(client: httpx.Client) -> None:
+    url = "/v1/tensors/contract/alone"
+    assert client.put(url, content=to_safetensors({"x": A}), headers=SAFETENSORS).status_code == 201
+    no_chunks: Iterator[bytes] = iter([])
+    for body in (None, b"", no_chunks):
+        assert client.post("/v1/softmax?x=@contract/alone", content=body).status_code == 200
+    assert client.delete(url).status_code == 204

@@ -15,7 +15,7 @@ from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.errors import InvalidRequest, ResidentQuota, TilewireError, TooBusy
 from tilewire.service.ops.op import TensorType, can_be_shape
-from tilewire.service.ops.program.definition import check_program_name, parse_program
+from tilewire.service.ops.program.definition import CALLS, check_program_name, parse_program
 from tilewire.service.ops.registry import OPS, program_resident
 from tilewire.service.tensor_names import problem_of
 
@@ -45,7 +45,7 @@ def load_program(residents: Residents, path: Path, run: Callable[[Steps], None])
     try:
         if not path.is_file():
             raise InvalidRequest("not a regular file")
-        check_program_name(path.stem, frozenset(OPS))
+        check_program_name(path.stem, CALLS.union(OPS))
         text = bytearray(parse_program(path.read_bytes(), OPS).text.encode())
         flat = torch.frombuffer(text, dtype=torch.uint8)
         kind = TensorType("int8", (len(text),))

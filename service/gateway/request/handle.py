@@ -94,6 +94,9 @@ async def _answer(
             body = await receive_body(
                 gateway, context, leases, gateway.settings.max_body_bytes, call.lead_bytes, spare_bytes
             )
+            if not call.needs_body and not context.received_bytes:
+                # In chunks, of which there were none.
+                body = None
         template, places, done = await compute(gateway, context, call, body, leases)
         encoder = template.encoder
         lines = timing_lines(context.receive_s, done.timings, done.batch_size) if context.has_lines else ""

@@ -18,7 +18,7 @@ from tilewire.service.gateway.request.admission import Leases
 from tilewire.service.ipc.messages import Done, TensorInfo, Upload
 from tilewire.service.match import Match
 from tilewire.service.ops.op import Limits, TensorType
-from tilewire.service.ops.program.definition import RESIDENT, Program, check_program_name, parse_program
+from tilewire.service.ops.program.definition import CALLS, RESIDENT, Program, check_program_name, parse_program
 from tilewire.service.ops.program.op import ProgramOp
 from tilewire.service.ops.program.planning import check_possible
 from tilewire.service.ops.registry import OPS, is_program, program_of, program_resident
@@ -104,7 +104,7 @@ class Programs:
             PreconditionFailed: The older one does not meet `match`.
             ResidentQuota: Past the quota.
         """
-        check_program_name(name, frozenset(OPS))
+        check_program_name(name, CALLS.union(OPS))
         program = parse_program(text, OPS)
         check_possible(program, await self._residents_of(program), self._limits)
         canonical = program.text.encode()

@@ -105,6 +105,10 @@ class Program(msgspec.Struct, frozen=True):
     residents: tuple[str, ...]
 
 
+# Calls of `/v2/models` that stand where the name of a model does.
+CALLS = frozenset({"stats"})
+
+
 def check_program_name(name: str, taken: frozenset[str]) -> None:
     """Checks the name of a program; those of ops and of calls are taken.
 
