@@ -1,4 +1,4 @@
-"""Dtypes and options of each op, for users' type checkers and for the client. Loads neither NumPy nor httpx."""
+"""Options of each op, for users' type checkers and for the client. Loads neither NumPy nor httpx."""
 
 from __future__ import annotations
 
@@ -24,18 +24,6 @@ __all__ = [
     "TopKOptions",
 ]
 
-FLOATS = ("float16", "bfloat16", "float32")
-# Dtypes that each op takes.
-DTYPES = {
-    "matmul": (*FLOATS, "int8", "float8_e4m3fn", "float8_e5m2"),
-    "softmax": FLOATS,
-    "add": (*FLOATS, "float64", "int32", "int64"),
-    "search": (*FLOATS, "int8"),
-    "topk": FLOATS,
-    "reduce": FLOATS,
-    "normalize": FLOATS,
-    "pointwise": FLOATS,
-}
 Activation = Literal["none", "relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh"]
 Precision = Literal["ieee", "tf32", "tf32x3", "fast"]
 Metric = Literal["dot", "cosine", "l2"]

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewire._arrays.dtypes import DTYPES
 from tilewire._clients.client import Client
 from tilewire._errors import Busy, ConnectionFailed, NotFound, QuotaExceeded, TilewireError, Unavailable
 from tilewire._installing import how_to_install
-from tilewire._options import DTYPES
 from tilewire._transport.of_process import OfProcess
 
 try:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tilewire._options import DTYPES
-
 # safetensors' codes. Also dtypes that the service refuses: its words are better than a cast behind the user's back.
 CODES = {
     "float16": "F16",
@@ -27,6 +25,18 @@ CODES = {
     "uint32": "U32",
     "uint64": "U64",
     "bool": "BOOL",
+}
+FLOATS = ("float16", "bfloat16", "float32")
+# Dtypes that each op takes.
+DTYPES = {
+    "matmul": (*FLOATS, "int8", "float8_e4m3fn", "float8_e5m2"),
+    "softmax": FLOATS,
+    "add": (*FLOATS, "float64", "int32", "int64"),
+    "search": (*FLOATS, "int8"),
+    "topk": FLOATS,
+    "reduce": FLOATS,
+    "normalize": FLOATS,
+    "pointwise": FLOATS,
 }
 # Dtypes of the service: those that some op takes.
 _SERVED = tuple(dict.fromkeys(name for names in DTYPES.values() for name in names))

@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 
 from tilewire._arrays.dlpack import is_foreign
-from tilewire._arrays.dtypes import CODES, EXTENSIONS, promote, promote_number
+from tilewire._arrays.dtypes import CODES, DTYPES, EXTENSIONS, FLOATS, promote, promote_number
 from tilewire._arrays.host import HostArray
 from tilewire._names import tensor_name
-from tilewire._options import DTYPES
 from tilewire._types import Resident, TensorInfo
 
 # Dtype of lists and numbers that stand alone.
 DEFAULT_DTYPE = "float32"
-_FLOATS = ("float16", "bfloat16", "float32")
 # Input that some functions have and others do not.
 _SECOND = "y"
 # Inputs whose dtype is not that of the others.
@@ -239,10 +237,10 @@ def dtypes_beside(name: str, op: str, common: str | None, out_dtype: str | None)
     if name in _SCALES:
         return ("float32",), "float32"
     if common is None:
-        return (*_FLOATS, "int32"), DEFAULT_DTYPE
+        return (*FLOATS, "int32"), DEFAULT_DTYPE
     if op == "matmul" and common == "int8" and out_dtype in (None, "int32"):
         return ("int32",), "int32"
-    return _FLOATS, common if common in _FLOATS else DEFAULT_DTYPE
+    return FLOATS, common if common in FLOATS else DEFAULT_DTYPE
 
 
 def _convert_secondary(operand: _Given, taken: tuple[str, ...], usual: str, cast: str | None) -> None:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from tilewire._arrays.dtypes import dtype_name
+from tilewire._arrays.dtypes import DTYPES, dtype_name
 from tilewire._arrays.host import HostArray
 from tilewire._arrays.operands import DEFAULT_DTYPE, OPTIONAL_OPERANDS, dtypes_beside
 from tilewire._clients.requests import Rules
 from tilewire._clients.tensors import TensorCalls
 from tilewire._names import tensor_name
-from tilewire._options import DTYPES, Activation, Metric, NormalizeKind, PointwiseFunction, Precision, ReduceKind
+from tilewire._options import Activation, Metric, NormalizeKind, PointwiseFunction, Precision, ReduceKind
 from tilewire._programs.program import MAX_STEPS, InputSpec, Program, Step
 from tilewire._transport import wire
 from tilewire._types import Answer, Resident, TensorInfo, TopK

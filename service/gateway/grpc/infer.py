@@ -15,8 +15,7 @@ from tilewire.service.gateway.grpc.calls import RpcApi
 from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferResponse, ModelStreamInferResponse
 from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
 from tilewire.service.gateway.grpc.stalls import STALLED, Stalls
-from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.grpc.window import Window
+from tilewire.service.gateway.grpc.stream import RpcStream, Window
 from tilewire.service.gateway.grpc.wire import Frame, frame_of, inflate, is_compressed
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled

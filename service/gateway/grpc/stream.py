@@ -1,6 +1,6 @@
 """One gRPC message as a stream of the request path: its body is there already, and its answer is a message.
 
-Implements `request.context.Stream`.
+Implements `request.context.Stream`; bounds the messages of one call that are under way.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ _METADATA = frozenset({REQUEST_ID, "server-timing", "x-batch-size"})
 # Copies of more than this take long enough for others to have a turn.
 _LARGE_BYTES = 2**20
 _ERRORS = int(HTTPStatus.BAD_REQUEST)
+# Requests of one stream that are under way at once; the next ones stay unread.
+MAX_AHEAD = 16
+# An answer that is smaller than those before lets the size that is expected fall by this part of it.
+FADE = 8
 
 
 class RpcStream:
@@ -155,3 +159,37 @@ class RpcStream:
         """Fields of the answer's head besides its form, as trailing metadata."""
         pairs = (line.split(": ", 1) for line in self._lines.split("\r\n") if line)
         return tuple((name, value) for name, value in pairs if name in _METADATA)
+
+
+class Window:
+    """Places for the requests of a stream, each from before it is read until its answer was sent.
+
+    Slots of answers are held until the client reads, so answers of `max_bytes` together may be ahead of it. The size of the
+    next is expected to be that of those before; until the first is known, one request is under way.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._expected_bytes = 0
+        self._num = 0
+        self._limit = 1
+        self._freed = asyncio.Event()
+
+    async def enter(self) -> None:
+        """Waits for a place, and takes it."""
+        while self._num >= self._limit:
+            self._freed.clear()
+            await self._freed.wait()
+        self._num += 1
+
+    def note(self, nbytes: int) -> None:
+        """Takes note of an answer's size; more requests may have places then, or fewer."""
+        expected_bytes = self._expected_bytes
+        self._expected_bytes = max(nbytes, expected_bytes - expected_bytes // FADE, 1)
+        self._limit = min(MAX_AHEAD, max(1, self._max_bytes // self._expected_bytes))
+        self._freed.set()
+
+    def leave(self) -> None:
+        """Gives a place back."""
+        self._num -= 1
+        self._freed.set()
