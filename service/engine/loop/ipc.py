@@ -110,6 +110,7 @@ class Mailbox:
         self._take_posted(events)
         for fd, happened in ready:
             if fd == self._bell:
+                # It may have been rung again since: what is posted by now has no other bell.
                 os.eventfd_read(self._bell)
                 self._take_posted(events)
                 continue
