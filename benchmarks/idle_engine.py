@@ -70,8 +70,9 @@ class IdleEngine:
     def forget(self, template_id: int) -> None:
         """See `Engine.forget`."""
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int) -> asyncio.Future[None]:
         """See `Engine.cancel`."""
+        return asyncio.get_running_loop().create_future()
 
 
 class NoTotals:

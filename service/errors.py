@@ -141,7 +141,7 @@ class Unavailable(TilewireError, status=503, code="unavailable", rpc="UNAVAILABL
 
 
 class DeadlinePassed(TilewireError, status=504, code="deadline_passed", rpc="DEADLINE_EXCEEDED", is_refusal=True):
-    """The request's deadline passed before its result was there; one that had not started is not computed."""
+    """The request's deadline passed before it could start; it is not computed."""
 
 
 class ResidentQuota(

@@ -13,7 +13,7 @@
     ├── Busy                    429  no room right now; `retry_after_s`
     └── ServerError             500, and other 5xx without a class of their own
         ├── Unavailable         503  starting, draining or restarting; `retry_after_s`
-        ├── DeadlineExceeded    504  the deadline passed before there was a result
+        ├── DeadlineExceeded    504  the deadline passed before the request could start
         └── QuotaExceeded       507  no room for another resident tensor
 
 Source: the tree follows httpx's `_exceptions.py` in form.
@@ -104,7 +104,7 @@ class Unavailable(ServerError):
 
 
 class DeadlineExceeded(ServerError):
-    """The deadline passed before there was a result; a request that had not started is not computed."""
+    """The deadline passed before the request could start; it is not computed."""
 
 
 class QuotaExceeded(ServerError):

@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -82,14 +82,19 @@ class ServingCompile(Exception):
     """A kernel was compiled while serving, and settings forbid that."""
 
 
-def open_backend(device: str, *, batch_invariant: bool) -> Backend:
+def open_backend(device: str, *, batch_invariant: bool, ring: Callable[[], object]) -> Backend:
     """Chooses the backend for a device: `auto`, `cpu`, `cpu:<n>` or `cuda:<n>`.
+
+    Args:
+        device: Name of the device.
+        batch_invariant: As in `Settings`.
+        ring: Has the loop look whether a batch is over; for a backend that computes in a thread of its own.
 
     Raises:
         CannotStart: No such device.
     """
     if device.startswith("cpu") or (device == "auto" and not torch.cuda.is_available()):
-        return CpuBackend("cpu" if device == "auto" else device, batch_invariant=batch_invariant)
+        return CpuBackend("cpu" if device == "auto" else device, batch_invariant=batch_invariant, ring=ring)
     name = "cuda:0" if device == "auto" else device
     count = torch.cuda.device_count()
     if int(name.partition(":")[2]) >= count:
@@ -280,12 +285,12 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     draining, ready = asyncio.Event(), asyncio.Event()
     control = await child.Control.open(draining.set)
     sink = ThreadSafeSink(control)
-    backend = open_backend(settings.device, batch_invariant=settings.batch_invariant)
+    mailbox = Mailbox()
+    backend = open_backend(settings.device, batch_invariant=settings.batch_invariant, ring=mailbox.ring)
     gc.freeze()
     gc.enable()
     sys.setswitchinterval(SWITCH_S)
     metrics = EngineMetrics(sink, backend.identity, version=__version__, restarts=settings.restarts)
-    mailbox = Mailbox()
     mappings = HostMappings(lambda call: mailbox.post(Call(call)))
     transfers = TransferThread(backend, lambda call: mailbox.post(Call(call)), settings.host_copy_bytes_per_s)
     store = open_tensors(settings, backend, metrics, mailbox, mappings, transfers)

@@ -203,7 +203,10 @@ class ForgetTemplate(msgspec.Struct, frozen=True, array_like=True, tag="forget")
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """The client of job `id` left. A result still follows: it says that the slots are free."""
+    """Job `id` need not run: its client left, or its deadline passed.
+
+    `Failed` follows for one that had not started. For another `Started` does, and its result, with which the slots are free.
+    """
 
     id: int
 
@@ -468,6 +471,12 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
         return BY_CODE.get(self.code, InternalError)(self.detail, retry_after_s=self.retry_after_s)
 
 
+class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
+    """Job `id` has started and is not cancelled: its result follows, or came before this."""
+
+    id: int
+
+
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag="stale"):
     """Job `id` was planned with a resident whose type has changed; nothing was computed. Plan again with these.
 
@@ -510,7 +519,7 @@ class Kernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
     report: bytes
 
 
-ToGateway = Welcome | Residing | Warming | Done | Failed | Stale | Tensors | RegionList | Kernels
+ToGateway = Welcome | Residing | Warming | Done | Failed | Started | Stale | Tensors | RegionList | Kernels
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -408,9 +408,14 @@ async def test_answers_of_a_stream_hold_their_slots_until_the_client_reads() -> 
     bench = RpcBench()
     async with bench.answering(*NO_AHEAD) as channel:
         stream = channel.stream_stream(STREAM_INFER)()
-        for _ in range(12):
-            await stream.write(LARGE_MESSAGE)
-        await stream.done_writing()
+
+        async def write_all() -> None:
+            for _ in range(12):
+                await stream.write(LARGE_MESSAGE)
+            await stream.done_writing()
+
+        # Beside the reader: what the server does not read yet may be more than lies on the way.
+        writing = asyncio.create_task(write_all())
         # An eighth of the arena has room for three of them.
         await until(lambda: bench.admission.in_flight == 3)
         await asyncio.sleep(0.2)
@@ -421,6 +426,7 @@ async def test_answers_of_a_stream_hold_their_slots_until_the_client_reads() -> 
         for answer in answers:
             np.testing.assert_array_equal(out_of(answer.infer_response), 2 * LARGE)
         assert len(answers) == 12
+        await writing
         await until(lambda: bench.arena.used_bytes == 0)
 
 

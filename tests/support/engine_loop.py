@@ -31,15 +31,20 @@ class GatewayEnd:
     Args:
         mailbox: Of the engine that it connects to.
         index: Number of the gateway.
+        nbytes: Size of its segment.
+
+    Attributes:
+        segment: Its end of the segment.
     """
 
-    def __init__(self, mailbox: Mailbox, index: int = 0) -> None:
+    def __init__(self, mailbox: Mailbox, index: int = 0, nbytes: int = SEGMENT_BYTES) -> None:
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(WAIT_S)
         theirs.setblocking(False)
         self._decoder: FrameDecoder[ToGateway] = FrameDecoder(ToGateway)
         self._read: list[ToGateway] = []
-        mailbox.connect(theirs, Hello(index, SEGMENT_BYTES), Segment.create("tests", SEGMENT_BYTES))
+        self.segment = Segment.create("tests", nbytes)
+        mailbox.connect(theirs, Hello(index, nbytes), self.segment)
 
     def send(self, *messages: msgspec.Struct) -> None:
         """Sends messages in one frame."""

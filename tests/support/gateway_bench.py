@@ -104,9 +104,10 @@ class SummingEngine:
     def forget(self, template_id: int) -> None:
         """See `Engine.forget`."""
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int) -> asyncio.Future[None]:
         """See `Engine.cancel`."""
         self.cancelled.append(request_id)
+        return asyncio.get_running_loop().create_future()
 
     def answer_all(self) -> None:
         """Answers every job that waits."""

@@ -44,11 +44,14 @@ class ScriptedEngine:
         sent: What it was sent that is no job.
         jobs: Jobs that it was sent.
         futures: Answers, in the order of the requests.
-        is_hung: Its jobs run on when they are cancelled.
+        is_hung: It says nothing of what is cancelled.
+        has_started: Its jobs have started, and run on when they are cancelled.
     """
 
-    def __init__(self, index: int, *, is_ready: bool = True, quota: int = 0, is_hung: bool = False) -> None:
-        self.is_hung = is_hung
+    def __init__(
+        self, index: int, *, is_ready: bool = True, quota: int = 0, is_hung: bool = False, has_started: bool = False
+    ) -> None:
+        self.is_hung, self.has_started = is_hung, has_started
         self.residing = NOT_RESIDING
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "", quota) if is_ready else None
         self.warming: Warming | None = None
@@ -77,10 +80,14 @@ class ScriptedEngine:
     def forget(self, template_id: int) -> None:
         self.forgotten.append(template_id)
 
-    def cancel(self, request_id: int) -> None:
+    def cancel(self, request_id: int) -> asyncio.Future[None]:
         self.cancelled.append(request_id)
-        if not self.is_hung and not self.futures[request_id].done():
-            self.futures[request_id].set_exception(ClientGone("cancelled"))
+        known = asyncio.get_running_loop().create_future()
+        if not self.is_hung:
+            known.set_result(None)
+            if not self.has_started and not self.futures[request_id].done():
+                self.futures[request_id].set_exception(ClientGone("cancelled"))
+        return known
 
 
 class Stays:
@@ -88,7 +95,7 @@ class Stays:
 
     is_disconnected = False
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], object]) -> None:
         self.on_gone = on_gone
 
     def unwatch(self) -> None:
@@ -114,7 +121,7 @@ class Held:
 class Leaves(Stays):
     """A client that is gone before its answer."""
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], object]) -> None:
         super().watch(on_gone)
         self.is_disconnected = True
         on_gone()

@@ -164,8 +164,24 @@ class CannotStart(Exception):
     """This engine must not serve; the message says why: no device, a wrong answer, a bad file."""
 
 
+class LaunchFailed(Exception):
+    """A batch failed by itself, and the device goes on; `error` says why."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Running(Protocol):
-    """A batch that was begun."""
+    """A batch that was begun.
+
+    Attributes:
+        rings: Whether a thread of this process computes it, alone and for as long as it takes, and rings at its end; any other
+            one is asked whether it is over.
+    """
+
+    @property
+    def rings(self) -> bool: ...
 
     def is_done(self) -> bool:
         """Whether `wait` returns at once.
@@ -180,6 +196,7 @@ class Running(Protocol):
 
         Raises:
             DeviceLost: The device failed.
+            LaunchFailed: A request of it failed.
         """
         ...
 

@@ -1,12 +1,16 @@
 """The CPU backend: the same ops through torch on the host, straight from slot to slot.
 
 It is a real backend, for machines that have no GPU and for tests. `/v2` and `tilewire_build_info` name it; nothing here
-pretends to be Triton. Runs in the engine's loop thread.
+pretends to be Triton. Small launches run in the engine's loop thread. A thread of its own computes the others, one after the
+other, so that the loop answers meanwhile.
 """
 
 from __future__ import annotations
 
+import math
 import platform
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +18,16 @@ from pathlib import Path
 import torch
 
 from tilewire.service.engine.backends.chunks import Chunks, cut_of
-from tilewire.service.engine.backends.contract import HostBytes, Identity, LaunchSpec, Preparation, Report, device_of
+from tilewire.service.engine.backends.contract import (
+    HostBytes,
+    Identity,
+    LaunchFailed,
+    LaunchSpec,
+    Preparation,
+    Report,
+    Running,
+    device_of,
+)
 from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, tensor_of
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
@@ -25,12 +38,16 @@ from tilewire.service.ops.op import AxisOp, ElementwiseOp
 # Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy. A
 # float32 product of 128 x 128 x 128 is 4e6 operations and takes 25 us on one thread.
 SMALL_FLOPS = 10**7
+# Likewise of fewer elements, on the host or resident: those of each input and result of a launch count.
+SMALL_ELEMENTS = 2**18
 # Ops hold several times their operands in wider numbers. Of a larger request they hold that of so many bytes at a time.
 PART_BYTES = 16 * 2**20
 
 
 class Finished:
-    """A batch that is over when `begin` returns: the CPU does not run ahead."""
+    """A batch that is over when `begin` returns."""
+
+    rings = False
 
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
@@ -40,6 +57,31 @@ class Finished:
 
     def wait(self) -> Timings:
         return self._timings
+
+
+class Computing:
+    """A batch that the thread of the backend computes."""
+
+    rings = True
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._timings = Timings()
+        self._error: Exception | None = None
+
+    def is_done(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self) -> Timings:
+        self._over.wait()
+        if self._error is not None:
+            raise LaunchFailed(self._error)
+        return self._timings
+
+    def end(self, timings: Timings, error: Exception | None = None) -> None:
+        """Says that it is over."""
+        self._timings, self._error = timings, error
+        self._over.set()
 
 
 class HostCopier:
@@ -60,13 +102,19 @@ class CpuBackend:
     Args:
         device: Name of this engine: `cpu`, or `cpu:1` beside others.
         batch_invariant: As in `Settings`.
+        ring: Called by the thread of the backend when it has computed a batch.
     """
 
-    def __init__(self, device: str = "cpu", *, batch_invariant: bool = False) -> None:
+    def __init__(
+        self, device: str = "cpu", *, batch_invariant: bool = False, ring: Callable[[], object] = lambda: None
+    ) -> None:
         # MKL's products sum in an order that depends on the addresses of their operands, up to multiples of 64.
         self._alignment = 64 if batch_invariant else 1
         self.identity = Identity("cpu", device, _processor_name(), str(torch.__version__), "none")
-        self._max_threads = self._num_threads = torch.get_num_threads()
+        self._max_threads = torch.get_num_threads()
+        self._ring = ring
+        self._work: queue.SimpleQueue[tuple[Sequence[LaunchSpec], Computing]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
         """There is nothing to bring."""
@@ -102,11 +150,32 @@ class CpuBackend:
     def open_copier(self) -> HostCopier:
         return HostCopier()
 
-    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
-        """Computes every launch before it returns."""
+    def begin(self, launches: Sequence[LaunchSpec]) -> Running:
+        """Computes small launches before it returns, and leaves others to the thread."""
+        if all(_is_small(launch) for launch in launches):
+            return Finished(self._compute(launches))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compute_forever, name="compute", daemon=True)
+            self._thread.start()
+        running = Computing()
+        self._work.put((launches, running))
+        return running
+
+    def _compute_forever(self) -> None:
+        while True:
+            launches, running = self._work.get()
+            try:
+                running.end(self._compute(launches))
+            except Exception as error:  # noqa: BLE001  (the loop gets it)
+                running.end(Timings(), error)
+            # The next may come late, and these hold tensors.
+            del launches, running
+            self._ring()
+
+    def _compute(self, launches: Sequence[LaunchSpec]) -> Timings:
         began_ns = time.perf_counter_ns()
         for launch in launches:
-            self._use_threads(1 if launch.flops < SMALL_FLOPS else self._max_threads)
+            _use_threads(1 if launch.flops < SMALL_FLOPS else self._max_threads)
             own = {name: self._concatenate(*one) for name, one in launch.concatenated.items()}
             inputs = Operands(own, launch.resident)
             dtypes = [TORCH_DTYPES[kind.dtype] for kind, _ in launch.results()]
@@ -120,7 +189,7 @@ class CpuBackend:
                 continue
             for result, (places, _) in zip(results, launch.outputs, strict=True):
                 _scatter(result, places)
-        return Finished(Timings(kernel_ns=time.perf_counter_ns() - began_ns))
+        return Timings(kernel_ns=time.perf_counter_ns() - began_ns)
 
     def _chunks_of(self, launch: LaunchSpec) -> Chunks | None:
         """Returns how to compute a large request of rows or elements a part at a time; None for others.
@@ -134,15 +203,25 @@ class CpuBackend:
         step = max(1, cut.rows * PART_BYTES // cut.largest_bytes)
         return Chunks(cut.names, cut.rows, step, cut.is_flat) if step < cut.rows else None
 
-    def _use_threads(self, count: int) -> None:
-        if count != self._num_threads:
-            torch.set_num_threads(count)
-            self._num_threads = count
-
     def _concatenate(self, sources: Sequence[HostBytes], shape: tuple[int, ...]) -> torch.Tensor:
         if len(sources) == 1:
             return tensor_of(sources[0], self._alignment)
         return torch.cat([tensor_of(source).view(-1) for source in sources]).view(shape)
+
+
+def _is_small(launch: LaunchSpec) -> bool:
+    """Whether a launch is over before another thread has begun with it."""
+    if launch.flops >= SMALL_FLOPS:
+        return False
+    inputs = sum(math.prod(shape) for _, shape in launch.concatenated.values())
+    inputs += sum(one.numel() for one in launch.resident.values())
+    return inputs + sum(math.prod(shape) for _, shape in launch.results()) < SMALL_ELEMENTS
+
+
+def _use_threads(count: int) -> None:
+    """Has torch use so many threads for this one, of which each has its own number."""
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def _compute_in_chunks(launch: LaunchSpec, inputs: Operands, dtypes: Sequence[torch.dtype], chunks: Chunks) -> None:

@@ -67,7 +67,10 @@ class Peer:
 
 
 class Mailbox:
-    """The loop thread's inbox and outbox. `post` and `connect` may be called by any thread, all else by the loop thread."""
+    """The loop thread's inbox and outbox.
+
+    `post`, `connect` and `ring` may be called by any thread, all else by the loop thread.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -101,6 +104,12 @@ class Mailbox:
                 self._posted.append(event)
                 os.eventfd_write(self._bell, 1)
             return not self._is_closed
+
+    def ring(self) -> None:
+        """Has `take` return, with no event of its own."""
+        with self._posting:
+            if not self._is_closed:
+                os.eventfd_write(self._bell, 1)
 
     def take(self, timeout_s: float | None) -> list[Event]:
         """Everything that has come; waits for an event up to the time-out, for ever without one."""

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tilewire.service.engine.backends.contract import Backend, CannotStart, DeviceLost
+from tilewire.service.engine.backends.contract import Backend, CannotStart, DeviceLost, LaunchFailed
 from tilewire.service.engine.loop.arenas import Arenas
 from tilewire.service.engine.loop.batching import join
 from tilewire.service.engine.loop.ipc import Mailbox
@@ -41,7 +41,7 @@ from tilewire.service.engine.loop.warmup import Interrupted, Prepare, WarmupClie
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
 from tilewire.service.engine.tensors.host_mappings import Mappings
-from tilewire.service.errors import DeadlinePassed, InternalError, TilewireError
+from tilewire.service.errors import ClientGone, DeadlinePassed, InternalError, TilewireError
 from tilewire.service.ipc.messages import (
     Cancel,
     Done,
@@ -50,6 +50,7 @@ from tilewire.service.ipc.messages import (
     Hello,
     Job,
     Stale,
+    Started,
     Template,
     Timings,
     ToEngine,
@@ -141,11 +142,15 @@ class EngineLoop:
 
     @property
     def launched_ns(self) -> int:
-        """Begin of the oldest batch on the device, or of a turn of tuning, on the loop's clock; 0 for none."""
+        """Begin of the oldest batch on the device, or of a turn of tuning, on the loop's clock; 0 for none.
+
+        A batch that a thread of this process computes is none: it may take as long as it takes.
+        """
         try:
-            return self._launched[0].began_ns
+            oldest = self._launched[0]
         except IndexError:
             return self._tuning_ns
+        return 0 if oldest.running.rings else oldest.began_ns
 
     # ── loop thread ───────────────────────────────────────────────────────────────────────────────
 
@@ -196,10 +201,15 @@ class EngineLoop:
     @property
     def _has_room(self) -> bool:
         launched = self._launched
-        return not launched or (len(launched) < MAX_LAUNCHED and launched[-1].seconds >= WORTH_OVERLAP_S)
+        if not launched:
+            return True
+        last = launched[-1]
+        return len(launched) < MAX_LAUNCHED and last.seconds >= WORTH_OVERLAP_S and not last.running.rings
 
     def _patience_s(self) -> float | None:
         """Returns how long to wait for an event: for ever when only an event gives work, not at all when work is at hand."""
+        if self._launched and self._launched[0].running.rings:
+            return FLUSH_S if self._is_unflushed else None
         if self._launched:
             return 0 if self._clock_ns() - self._launched[0].began_ns < self._eager_ns else ASK_AGAIN_S
         if len(self._scheduler):
@@ -309,9 +319,7 @@ class EngineLoop:
                 if (plan := client.plans.pop(id_, None)) is not None:
                     self._bindings.forget(plan)
             case Cancel(id=id_):
-                if (waiting := client.waiting.get(id_)) is not None:
-                    self._forget(waiting)
-                    client.send(Failed(id_, "client_gone", "cancelled before it started"))
+                client.send(self._cancel(client, id_))
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
             case _:
@@ -336,6 +344,16 @@ class EngineLoop:
         self._queue_bytes += plan.template.moved_bytes
         self._scheduler.add(job)
 
+    def _cancel(self, client: Client, id_: int) -> Failed | Started:
+        """Forgets a job that has not started; says which it is."""
+        job = client.waiting.get(id_)
+        if job is None:
+            return Started(id_)
+        self._forget(job)
+        now_ns = self._clock_ns()
+        late = 0 < job.deadline_ns <= now_ns
+        return Failed.of(id_, _late(job, now_ns) if late else ClientGone("cancelled before it started"))
+
     def _forget(self, job: BoundJob) -> None:
         self._scheduler.discard(job)
         self._unqueue(job)
@@ -352,8 +370,7 @@ class EngineLoop:
         decision = self._scheduler.decide(now_ns, is_idle=not self._launched)
         for job in decision.expired:
             self._unqueue(job)
-            late_ms = (now_ns - job.deadline_ns) / 1e6
-            self._fail(job, DeadlinePassed(f"deadline: it passed {late_ms:.1f} ms before the request could start"))
+            self._fail(job, _late(job, now_ns))
         for job in decision.batch:
             self._unqueue(job)
         if decision.batch:
@@ -429,11 +446,15 @@ class EngineLoop:
                 # A client that was just answered may send again at once.
                 self._poll_until_ns = self._clock_ns() + self._poll_ns
 
-    @staticmethod
-    def _finished(launched: Launched) -> Timings | None:
-        """Returns stage times of a batch once it is done, else None."""
+    def _finished(self, launched: Launched) -> Timings | None:
+        """Returns stage times of a batch once it is done, else None; one that failed by itself is no more."""
         try:
             return launched.running.wait() if launched.running.is_done() else None
+        except LaunchFailed as failure:
+            self._launched.popleft()
+            self._on_failure(launched.batch, self._clock_ns(), failure.error)
+            self._leave(launched.batch)
+            return None
         except BaseException:
             ids = ids_of(*(job.job for job in launched.batch))
             logger.critical("a launch failed under these requests", extra=ids)
@@ -453,9 +474,14 @@ class EngineLoop:
     def _let_go(self, batch: list[BoundJob]) -> None:
         """Releases the regions and the gateways of a batch that is answered."""
         for job in batch:
-            job.client.num_launched -= 1
             if job.uses:
                 self._regions.release(job.uses)
+        self._leave(batch)
+
+    def _leave(self, batch: list[BoundJob]) -> None:
+        """Releases the gateways of a batch that the device has left."""
+        for job in batch:
+            job.client.num_launched -= 1
         for client in {id(job.client): job.client for job in batch}.values():
             self._detach_if_done(client)
 
@@ -473,6 +499,12 @@ class EngineLoop:
             logger.exception("the engine cannot go on")
             logging.shutdown()
             os._exit(EXIT_DEVICE_LOST)
+
+
+def _late(job: BoundJob, now_ns: int) -> DeadlinePassed:
+    """What a job hears whose deadline has passed."""
+    late_ms = (now_ns - job.deadline_ns) / 1e6
+    return DeadlinePassed(f"deadline: it passed {late_ms:.1f} ms before the request could start")
 
 
 def failed(message: ToEngine, error: TilewireError) -> Failed:

@@ -71,7 +71,7 @@ class TilewireProtocol(HttpToolsProtocol):
         self.receiver = Receiver(self, self.scratch or memoryview(bytearray(SCRATCH_BYTES)))
         transport.set_protocol(self.receiver)
         self.client_flow = flow_of_address(self.client[0] if self.client else "")
-        self.on_gone: Callable[[], None] | None = None
+        self.on_gone: Callable[[], object] | None = None
         self.was_cut = False
         # Form of an error, before any request line was read.
         self.url = b""

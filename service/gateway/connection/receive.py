@@ -54,7 +54,7 @@ class Connection(Protocol):
     receiver: Receiver
     client_flow: Flow
     server_state: ServerState
-    on_gone: Callable[[], None] | None
+    on_gone: Callable[[], object] | None
     timeout_s: float
     timeout_keep_alive: int
     min_body_bytes_per_s: int

@@ -123,7 +123,7 @@ class RequestStream(Driven):
     def is_cut(self) -> bool:
         return self._owner.was_cut
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], object]) -> None:
         if self._owner.transport.is_closing():
             on_gone()
         else:

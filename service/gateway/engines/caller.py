@@ -20,7 +20,7 @@ class Departure(Protocol):
     @property
     def is_disconnected(self) -> bool: ...
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], object]) -> None:
         """Calls `on_gone` once if the client leaves before `unwatch`; at once if it has left."""
         ...
 

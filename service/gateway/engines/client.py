@@ -33,6 +33,7 @@ from tilewire.service.ipc.messages import (
     RegionList,
     Residing,
     Stale,
+    Started,
     Template,
     Tensors,
     ToGateway,
@@ -94,8 +95,12 @@ class Engine(Protocol):
         """Lets the engine forget a template, which will not be submitted again."""
         ...
 
-    def cancel(self, request_id: int) -> None:
-        """Says that nobody waits for the request any more. Its future still ends."""
+    def cancel(self, request_id: int) -> asyncio.Future[None]:
+        """Cancels a job that has not started. Its own future still ends.
+
+        Returns:
+            A future that ends when the engine says that the job has started, or with the job.
+        """
         ...
 
 
@@ -133,6 +138,8 @@ class EngineClient:
         self._process = EngineProcess(0)
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Reply]] = {}
+        # Of those that are cancelled: ends when it is known whether they have started.
+        self._cancelled: dict[int, asyncio.Future[None]] = {}
         # Numbers of the templates that the engine has.
         self._templates: set[int] = set()
         self.welcome: Welcome | None = None
@@ -188,9 +195,14 @@ class EngineClient:
             return False
         return True
 
-    def cancel(self, request_id: int) -> None:
-        if self._link is not None and request_id in self._pending:
+    def cancel(self, request_id: int) -> asyncio.Future[None]:
+        known = self._cancelled.get(request_id) or self._loop.create_future()
+        if self._link is None or request_id not in self._pending:
+            known.set_result(None)
+        elif request_id not in self._cancelled:
+            self._cancelled[request_id] = known
             self._link.send(Cancel(request_id))
+        return known
 
     async def run(self) -> None:
         """Keeps the connection up until cancelled."""
@@ -234,6 +246,10 @@ class EngineClient:
             if self._on_change is not None:
                 self._on_change(message, True)
             return
+        if self._cancelled and (known := self._cancelled.pop(message.id, None)) is not None:
+            known.set_result(None)
+        if isinstance(message, Started):
+            return
         future = self._pending.pop(message.id)
         self._poller.answered()
         if future.cancelled():
@@ -248,6 +264,9 @@ class EngineClient:
         self.residing = NOT_RESIDING
         pending, self._pending = self._pending, {}
         self._templates.clear()
+        cancelled, self._cancelled = self._cancelled, {}
+        for known in cancelled.values():
+            known.set_result(None)
         self._poller.answered(len(pending))
         process, self._process = self._process, EngineProcess(0)
         if pending:

@@ -20,12 +20,12 @@ from tilewire.service.errors import (
     TilewireError,
     Unavailable,
 )
-from tilewire.service.gateway.engines.asking import ask
-from tilewire.service.gateway.engines.caller import Caller, Slots
+from tilewire.service.gateway.engines.asking import NO_RESULT, SentJob, ask, have_ended
+from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Engine, Reply, state_of
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.locator import MAX_SEARCHES, Locator, starting
-from tilewire.service.gateway.engines.shards import NO_RESULT, Shards, have_ended
+from tilewire.service.gateway.engines.shards import Shards
 from tilewire.service.gateway.engines.spread import Spread
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
@@ -445,13 +445,18 @@ class Engines:
 
 
 async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:
-    """Runs a job on an engine, and waits for its end, also when the client leaves: until then the slots are the engine's."""
+    """Runs a job on an engine, and waits for its end, also when the client leaves: until then the slots are the engine's.
+
+    Where the engine does not say at the deadline what became of it, the slots are held until it has answered.
+    """
     client, slots, deadline_ns = caller.client, caller.slots, caller.deadline_ns
     request_id, future = engine.submit(template, offsets, caller)
     client.watch(partial(engine.cancel, request_id))
     try:
-        if deadline_ns and not await have_ended((future,), deadline_ns):
-            raise _give_up(engine, request_id, future, slots)
+        if deadline_ns and not await have_ended((SentJob(engine, request_id, future),), deadline_ns):
+            slots.hold_until(future)
+            future.add_done_callback(partial(_drop_late, engine))
+            raise DeadlinePassed(NO_RESULT)
         reply = await future
     finally:
         client.unwatch()
@@ -469,14 +474,6 @@ def _must_plan_anew(template: Template, stale: Stale) -> bool:
         if info is not None and not spec.fits(info):
             return True
     return not now
-
-
-def _give_up(engine: Engine, request_id: int, future: asyncio.Future[Reply], slots: Slots) -> DeadlinePassed:
-    """Cancels a job whose deadline has passed; its slots are held until the engine answers."""
-    engine.cancel(request_id)
-    slots.hold_until(future)
-    future.add_done_callback(partial(_drop_late, engine))
-    return DeadlinePassed(NO_RESULT)
 
 
 def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -23,7 +22,7 @@ from tilewire.service.errors import (
     Unavailable,
     UnknownName,
 )
-from tilewire.service.gateway.engines.asking import ask, when_followed
+from tilewire.service.gateway.engines.asking import NO_RESULT, SentJob, ask, have_ended, left_s, when_followed
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Engine, Reply
 from tilewire.service.gateway.engines.directory import Directory
@@ -45,12 +44,6 @@ from tilewire.service.ipc.messages import (
     Upload,
 )
 from tilewire.service.match import Match
-
-# An engine that works says itself that a deadline has passed, and then the slots are free; it has so long for that.
-DEADLINE_GRACE_NS = 20_000_000
-
-# What a request hears whose job has not ended by its deadline.
-NO_RESULT = "deadline: it passed before there was a result; the request may be computed all the same"
 
 
 class Runs(Protocol):
@@ -202,8 +195,8 @@ class Shards:
         return kept[1]
 
     async def _merged(self, parts: Done, merge: Template, offsets: tuple[int, ...], caller: Caller) -> Done:
-        """Has one engine choose the best of what all have chosen."""
-        merged = await self._runs.compute(merge, offsets, caller)
+        """Has one engine choose the best of what all have chosen, also past the deadline: the request has started."""
+        merged = await self._runs.compute(merge, offsets, caller._replace(deadline_ns=0))
         assert isinstance(merged, Done), "This is a bug: a merge has no residents."
         return msgspec.structs.replace(parts, timings=_combined((parts.timings, merged.timings), sum))
 
@@ -226,29 +219,25 @@ class Shards:
         client, deadline_ns, field = caller.client, caller.deadline_ns, division.field
         # At the last moment: a part that was sent alone would write into slots that are given back.
         self._check_all_ready(f"{field}: a part of {residents[field].info.name!r} is on an engine that is restarting")
-        sent: list[tuple[Engine, int]] = []
-        futures: list[asyncio.Future[Reply]] = []
+        sent: list[SentJob] = []
         for engine, job in zip(self._engines, division.jobs, strict=True):
             own = (at + shift for at, shift in zip(offsets, job.shifts, strict=False))
             outs = (place + begin for place, begin in zip(places, job.begins, strict=True))
-            request_id, future = engine.submit(job.template, (*own, *outs), caller)
-            sent.append((engine, request_id))
-            futures.append(future)
+            sent.append(SentJob(engine, *engine.submit(job.template, (*own, *outs), caller)))
         cancel = partial(_cancel, sent)
         client.watch(cancel)
         try:
-            error = await _first_error(futures, deadline_ns)
+            error = await _first_error(sent, deadline_ns)
             if error is not None:
                 # The other parts are for nothing; those under way are awaited all the same.
                 cancel()
-            if not await have_ended(futures, deadline_ns):
-                cancel()
-                caller.slots.hold_until(asyncio.gather(*futures, return_exceptions=True))
+            if not await have_ended(sent, deadline_ns):
+                caller.slots.hold_until(asyncio.gather(*(job.reply for job in sent), return_exceptions=True))
                 raise error or DeadlinePassed(NO_RESULT)
-            replies = [_outcome(future) for future in futures]
+            replies = [_outcome(job.reply) for job in sent]
         finally:
             client.unwatch()
-            del futures
+            del cancel, sent
         if error is not None:
             raise error
         if not await self._is_whole(replies, residents.values()):
@@ -304,28 +293,19 @@ def _outcome(future: asyncio.Future[Reply]) -> Reply | TilewireError:
     return error
 
 
-def _cancel(sent: Iterable[tuple[Engine, int]]) -> None:
-    for engine, request_id in sent:
-        engine.cancel(request_id)
+def _cancel(sent: Iterable[SentJob]) -> None:
+    for job in sent:
+        job.engine.cancel(job.request_id)
 
 
-async def _first_error(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int) -> TilewireError | None:
-    """Waits for all parts, or for the first that fails; returns its error."""
-    ended, _ = await asyncio.wait(futures, timeout=_left_s(deadline_ns), return_when=asyncio.FIRST_EXCEPTION)
-    for reply in [_outcome(one) for one in futures if one in ended]:
+async def _first_error(sent: Sequence[SentJob], deadline_ns: int) -> TilewireError | None:
+    """Waits for all parts, or for the first that fails, up to the deadline; returns its error."""
+    replies = [job.reply for job in sent]
+    ended, _ = await asyncio.wait(replies, timeout=left_s(deadline_ns), return_when=asyncio.FIRST_EXCEPTION)
+    for reply in [_outcome(one) for one in replies if one in ended]:
         if isinstance(reply, TilewireError) and not _is_moved(reply):
             return reply
     return None
-
-
-async def have_ended(futures: Sequence[asyncio.Future[Reply]], deadline_ns: int) -> bool:
-    """Waits for all jobs up to their deadline, 0 for none, and a moment longer; whether all have ended."""
-    _, pending = await asyncio.wait(futures, timeout=_left_s(deadline_ns))
-    return not pending
-
-
-def _left_s(deadline_ns: int) -> float | None:
-    return max(0, deadline_ns + DEADLINE_GRACE_NS - time.monotonic_ns()) / 1e9 if deadline_ns else None
 
 
 def _combined(timings: Sequence[Timings], combine: Callable[[Iterable[int]], int]) -> Timings:

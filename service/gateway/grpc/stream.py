@@ -54,7 +54,7 @@ class RpcStream:
     def __init__(self, client_flow: Flow, *, is_streamed: bool = False) -> None:
         self.client_flow = client_flow
         self._is_streamed = is_streamed
-        self._on_gone: Callable[[], None] | None = None
+        self._on_gone: Callable[[], object] | None = None
         self._lines = ""
         self._chunks: Sequence[bytes | memoryview] = ()
         # Futures that somebody waits for: until there is an answer, and until it was sent.
@@ -90,7 +90,7 @@ class RpcStream:
         """Never called: the length is known."""
         raise AssertionError("This is a bug: a message has a length.")
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], object]) -> None:
         if self.is_disconnected:
             on_gone()
         else:

@@ -29,7 +29,7 @@ class AsgiStream:
         self._receive = receive
         self._send = send
         self._watcher: asyncio.Task[None] | None = None
-        self._on_gone: Callable[[], None] | None = None
+        self._on_gone: Callable[[], object] | None = None
         self.is_complete = False
         self.is_disconnected = False
         self.received_bytes = 0
@@ -66,7 +66,7 @@ class AsgiStream:
             raise InvalidRequest(stalled(timeout_s, self.received_bytes)) from None
         return piece
 
-    def watch(self, on_gone: Callable[[], None]) -> None:
+    def watch(self, on_gone: Callable[[], object]) -> None:
         self._on_gone = on_gone
         self._watcher = asyncio.ensure_future(self._receive_until_gone())
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.engine_loop import GatewayEnd, engine_of
 from tests.support.jobs import template_of
 from tilewire.service.config.process import LogSettings
-from tilewire.service.engine.backends.contract import LaunchSpec
-from tilewire.service.engine.backends.cpu import CpuBackend, Finished
+from tilewire.service.engine.backends.contract import LaunchSpec, Running
+from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import ids_of
 from tilewire.service.ipc.messages import (
@@ -34,7 +34,7 @@ KIND = TensorType("float32", (2, 4))
 class BrokenBackend(CpuBackend):
     """Fails every launch."""
 
-    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Running:
         raise RuntimeError("the device has had enough")
 
 

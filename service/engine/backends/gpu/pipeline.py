@@ -81,6 +81,8 @@ class InFlight:
         on_end: Called when the batch is over.
     """
 
+    rings = False
+
     def __init__(
         self,
         marks: Marks,

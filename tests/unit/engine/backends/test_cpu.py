@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,8 +17,8 @@ from tests.support.float64_oracle import assert_close, random_array
 from tests.support.jobs import JobBench
 from tests.support.tensor_bodies import NUMPY, Array
 from tests.support.transfers import download, uploaded
-from tilewire.service.engine.backends.contract import HostBytes
-from tilewire.service.engine.backends.cpu import PART_BYTES, CpuBackend
+from tilewire.service.engine.backends.contract import HostBytes, LaunchFailed
+from tilewire.service.engine.backends.cpu import PART_BYTES, SMALL_ELEMENTS, SMALL_FLOPS, CpuBackend
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import join, launch_of
 from tilewire.service.ipc.arena import Segment
@@ -23,6 +26,7 @@ from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.planning import parse_options, plan
 from tilewire.service.ops.registry import OPS
+from tilewire.service.ops.softmax import SoftmaxOptions
 
 NBYTES = 2**21
 
@@ -149,22 +153,54 @@ def test_an_answer_writes_nothing_around_its_slot(room: Room) -> None:
     assert not any(room.segment.view[end : after.offset])
 
 
-def test_small_launches_take_one_thread_and_large_ones_all() -> None:
+def test_small_launches_take_this_thread_and_large_ones_all_behind_another() -> None:
     """And give the same, whichever came first."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    rung: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     try:
         bench = JobBench(2**24)
+        bench.backend = CpuBackend(ring=lambda: rung.put((threading.current_thread().name, torch.get_num_threads())))
         small, large = (torch.ones(size, size) for size in (8, 512))
-        seen = []
         for values in (large, small, small, large):
             job = bench.job("matmul", MatmulOptions(), a=bench.put(values), b=bench.put(values))
-            bench.backend.begin(join([job])).wait()
-            seen.append(torch.get_num_threads())
+            running = bench.backend.begin(join([job]))
+            assert running.rings is (values is large)
+            running.wait()
+            assert running.is_done()
+            if running.rings:
+                assert rung.get(timeout=10) == ("compute", 2)
+            else:
+                assert torch.get_num_threads() == 1
             assert tensor_of(job.outs[0]).unique().tolist() == [float(len(values))]
-        assert seen == [2, 1, 1, 2]
+        assert rung.empty()
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", [SMALL_ELEMENTS // 2, SMALL_ELEMENTS // 2 - 1])
+def test_a_launch_is_small_by_its_operations_and_its_elements(size: int) -> None:
+    bench = JobBench(2**24)
+    job = bench.job("softmax", SoftmaxOptions(), x=bench.put(torch.zeros(1, size)))
+    (launch,) = join([job])
+    assert bench.backend.begin([launch]).rings is (size == SMALL_ELEMENTS // 2)
+    small = msgspec.structs.replace(launch, flops=SMALL_FLOPS)
+    assert bench.backend.begin([small]).rings
+    bench.backend.begin([small]).wait()
+
+
+def test_a_launch_that_fails_in_the_thread_says_so_and_the_next_one_is_computed() -> None:
+    bench = JobBench(2**22)
+    job = bench.job("matmul", MatmulOptions(), a=bench.put(torch.ones(256, 256)), b=bench.put(torch.ones(256, 256)))
+    (launch,) = join([job])
+    (pieces, shape) = launch.concatenated["b"]
+    unequal = msgspec.structs.replace(pieces[0], type=TensorType("float32", (128, 512)))
+    broken = msgspec.structs.replace(launch, concatenated={**launch.concatenated, "b": ([unequal], shape)})
+    failed, right = bench.backend.begin([broken]), bench.backend.begin([launch])
+    with pytest.raises(LaunchFailed, match="shapes"):
+        failed.wait()
+    assert right.wait().kernel_ns > 0
+    assert tensor_of(job.outs[0]).unique().tolist() == [256.0]
 
 
 def peak_bytes() -> int:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.engine_loop import WAIT_S, GatewayEnd, engine_of
 from tests.support.jobs import template_of
-from tilewire.service.engine.backends.contract import LaunchSpec
-from tilewire.service.engine.backends.cpu import CpuBackend, Finished
+from tilewire.service.engine.backends.contract import LaunchSpec, Running
+from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.ipc.messages import (
     DescribeKernels,
@@ -40,7 +40,7 @@ class TunedBackend(CpuBackend):
         self.events: list[str] = []
         self.is_through = threading.Event()
 
-    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Running:
         self.events.append("job")
         self._num_left = self._num_turns
         self.is_through.clear()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from tests.support.engine_loop import GatewayEnd, engine_of
-from tilewire.service.engine.backends.contract import CannotStart, LaunchSpec
-from tilewire.service.engine.backends.cpu import CpuBackend, Finished
+from tilewire.service.engine.backends.contract import CannotStart, LaunchSpec, Running
+from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Client, Lost, Stop
@@ -27,7 +27,7 @@ from tilewire.service.ops.registry import OPS
 class ForgetfulBackend(CpuBackend):
     """Leaves results as they were."""
 
-    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Running:
         running = super().begin(launches)
         for launch in launches:
             for places, _ in launch.outputs:

@@ -20,8 +20,8 @@ from tests.support.local_totals import LocalTotals
 from tests.support.mappings import MappedAtOnce
 from tests.support.resident_chain import Chain, W, X, number, put
 from tests.support.transfers import MovedWhenAsked
-from tilewire.service.engine.backends.contract import DeviceLost, LaunchSpec
-from tilewire.service.engine.backends.cpu import CpuBackend, Finished
+from tilewire.service.engine.backends.contract import DeviceLost, LaunchSpec, Running
+from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
@@ -260,7 +260,7 @@ class LeavingGateway(CpuBackend):
 
     gateway: GatewayEnd
 
-    def begin(self, launches: Sequence[LaunchSpec]) -> Finished:
+    def begin(self, launches: Sequence[LaunchSpec]) -> Running:
         self.gateway.close()
         return super().begin(launches)
 

@@ -33,6 +33,7 @@ from tilewire.service.errors import (
     TooBusy,
     Unavailable,
 )
+from tilewire.service.gateway.engines.asking import VERDICT_TIMEOUT_S
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.ipc.board import ranking, slot_of
@@ -101,6 +102,21 @@ def test_a_deadline_that_an_engine_lets_pass_ends_the_request_and_its_slots_stay
         assert engine.cancelled == [0]
         assert slots.answered is engine.futures[0]
         assert not slots.answered.done()
+
+    asyncio.run(run())
+
+
+def test_a_job_that_has_started_by_its_deadline_is_awaited() -> None:
+    async def run() -> None:
+        engine = ScriptedEngine(0, has_started=True)
+        caller = Caller(Stays(), Held(), deadline_ns=time.monotonic_ns())
+        task = asyncio.ensure_future(Engines([engine]).compute(*JOB, caller))
+        # Longer than an engine may say nothing.
+        await asyncio.sleep(2 * VERDICT_TIMEOUT_S)
+        assert engine.cancelled == [0]
+        assert not task.done()
+        await answer(engine, Done(0, Timings()))
+        assert await task == Done(0, Timings())
 
     asyncio.run(run())
 

@@ -208,6 +208,31 @@ def test_a_deadline_holds_the_slots_until_all_parts_have_ended() -> None:
     asyncio.run(run())
 
 
+def test_a_deadline_ends_a_request_of_which_one_part_has_not_started() -> None:
+    async def run() -> None:
+        scene = Sharded()
+        await scene.learn(sharded(7))
+        one, two, three = scene.engines
+        one.has_started = two.has_started = three.has_started = True
+        past = Caller(Stays(), scene.slots, deadline_ns=time.monotonic_ns())
+        task = asyncio.ensure_future(scene.router.compute(PRODUCT, OFFSETS, past))
+        await settle()
+        for engine in scene.engines:
+            await answer(engine, Done(0, Timings()))
+        assert isinstance(await task, Done)
+        three.has_started = False
+        task = asyncio.ensure_future(scene.router.compute(PRODUCT, OFFSETS, past))
+        await settle()
+        # The parts that have started still write into its slots.
+        assert not task.done()
+        await answer(one, Done(0, Timings()))
+        await answer(two, Done(0, Timings()))
+        with pytest.raises(ClientGone, match="cancelled"):
+            await task
+
+    asyncio.run(run())
+
+
 def test_a_client_that_leaves_and_an_engine_that_restarts() -> None:
     async def run() -> None:
         scene = Sharded()
