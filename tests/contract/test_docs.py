@@ -399,6 +399,7 @@ def shell(server_url: str, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONPATH": path_with(ROOT), "TILEWIRE_URL": server_url}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commands", list(command_tests()))
 def test_commands_of_the_documents_run(
     commands: list[str], server_url: str, shell: dict[str, str], tmp_path: Path

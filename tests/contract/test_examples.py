@@ -26,6 +26,7 @@ def source_of(path: Path) -> str:
     return "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs(path: Path, server: LiveServer, client: httpx.Client, tmp_path: Path) -> None:
     before = {entry["name"] for entry in client.get("/v1/tensors").json()}

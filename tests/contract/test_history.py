@@ -69,6 +69,7 @@ def test_requests_of_an_interval_are_counted(client: httpx.Client) -> None:
     assert 0 < found["latency"]["p50"] <= found["latency"]["p99"]
 
 
+@pytest.mark.slow
 def test_a_key_sees_its_own_failures(start_server: StartServer, tmp_path: Path) -> None:
     path = keys_file(tmp_path, *(entry(name, f"tw_{name}", rights) for name, rights in KEYS.items()))
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--api-keys-file", str(path))

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -28,6 +30,7 @@ def test_the_command_that_tunes_alone_imports_the_tuner() -> None:
     assert contract["allowed_importers"] == ["tilewire.service.cli.tune"]
 
 
+@pytest.mark.slow
 def test_a_gateway_loads_no_torch_and_loads_quickly() -> None:
     # What loading takes of a core: how long others kept the core is not the gateway's.
     code = "import sys, time, tilewire.service.gateway.__main__; print(time.process_time(), *sorted(sys.modules))"

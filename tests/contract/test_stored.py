@@ -64,6 +64,7 @@ def kill_engines(server: LiveServer, client: httpx.Client) -> None:
         time.sleep(POLL_S)
 
 
+@pytest.mark.slow
 def test_a_result_without_a_host_copy_is_410_after_its_engine_died(slow: LiveServer, mortal: httpx.Client) -> None:
     assert mortal.put("/v1/tensors/uploaded", content=to_npy(A)).status_code == 201
     for name in ("lost", "deleted", "replaced"):
@@ -91,6 +92,7 @@ def test_a_result_without_a_host_copy_is_410_after_its_engine_died(slow: LiveSer
     check_problem(mortal.get("/v1/tensors/deleted"), 404, "deleted")
 
 
+@pytest.mark.slow
 def test_the_clients_error_of_a_lost_result(slow: LiveServer, mortal: httpx.Client) -> None:
     with Client(slow.url) as ours:
         kept, lost = ours.matmul(A, B, store="kept", durable=True), ours.matmul(A, B, store="lost")
@@ -100,6 +102,7 @@ def test_the_clients_error_of_a_lost_result(slow: LiveServer, mortal: httpx.Clie
             ours.softmax(lost)
 
 
+@pytest.mark.slow
 def test_a_result_with_its_host_copy_survives(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "32MiB", "--no-spare-engine")
     with server.client() as client:

@@ -68,6 +68,7 @@ def ask_together(server: LiveServer, call: str, inputs: list[Array]) -> list[tup
         return [answer for answers in pool.map(one, range(CLIENTS)) for answer in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_the_bits_are_those_of_a_request_alone(shared_server: StartServer, call: str) -> None:
     server = shared_server("--batch-invariant")

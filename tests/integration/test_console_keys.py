@@ -67,6 +67,7 @@ def failures_of(client: httpx.Client) -> Counter[tuple[str, int]]:
     return Counter((failure["reason"], failure["status"]) for failure in failures)
 
 
+@pytest.mark.slow
 def test_what_is_refused_is_not_asked_each_second(page: Page, server: LiveServer, asked: Counter[str]) -> None:
     with server.client() as client:
         client.headers["x-api-key"] = KEY
@@ -105,12 +106,14 @@ def test_a_minute_later_it_asks_again(page: Page, server: LiveServer, asked: Cou
     assert asked["/metrics"] == 2
 
 
+@pytest.mark.slow
 def test_an_error_of_the_server_is_asked_again_at_once(page: Page, server: LiveServer, asked: Counter[str]) -> None:
     page.route("**/metrics", lambda route: route.fulfill(status=503, body=""))
     page.goto(server.url)
     wait_until(page, lambda: asked["/metrics"] > 3)
 
 
+@pytest.mark.slow
 def test_a_tab_that_is_seen_again_does_not_ask_before_its_time(
     page: Page, server: LiveServer, asked: Counter[str]
 ) -> None:

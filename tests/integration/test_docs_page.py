@@ -19,6 +19,7 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_an_example_runs_at_once_and_nothing_comes_from_elsewhere(browser: Browser, server: LiveServer) -> None:
     page = browser.new_page()

@@ -54,6 +54,7 @@ def multiply(client: httpx.Client) -> None:
     np.testing.assert_array_equal(decode(TYPES["safetensors"], response.content), X @ W)
 
 
+@pytest.mark.slow
 def test_residents_are_on_every_engine_and_uses_add_up(two: httpx.Client) -> None:
     assert engines_of(two) == ["cpu:0", "cpu:1"]
     assert two.put("/v1/tensors/w", content=to_npy(W)).status_code == 201
@@ -71,6 +72,7 @@ def test_residents_are_on_every_engine_and_uses_add_up(two: httpx.Client) -> Non
     assert two.post("/v1/matmul?b=@w", content=to_safetensors({"a": X})).status_code == 404
 
 
+@pytest.mark.slow
 def test_one_engine_dies_and_the_other_serves(two_engines: LiveServer, two: httpx.Client) -> None:
     assert two.put("/v1/tensors/w", content=to_npy(W)).status_code == 201
     victim = min(two_engines.engines())

@@ -31,6 +31,7 @@ def status(connection: RawConnection, **headers: str) -> int:
     return connection.answer().status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["key", "address"])
 def test_a_flood_that_holds_every_place_leaves_some_to_others(
     start_server: StartServer, tmp_path: Path, by: str
@@ -59,6 +60,7 @@ def test_a_flood_that_holds_every_place_leaves_some_to_others(
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_room_in_the_arena_goes_to_whoever_holds_least(start_server: StartServer, tmp_path: Path) -> None:
     keys = keys_file(tmp_path, entry("flood", "tw_flood", RIGHTS), entry("quiet", "tw_quiet", RIGHTS))
     flags = ("--gateways", "1", "--arena-bytes", "64MiB", "--room-timeout-s", "60", "--api-keys-file", str(keys))
@@ -83,6 +85,7 @@ def test_room_in_the_arena_goes_to_whoever_holds_least(start_server: StartServer
         assert quiet.answer().status == 200
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_slowly_waits_for_itself(start_server: StartServer) -> None:
     """Small bodies whose results are large, and which nobody reads, would take all of the arena."""
     server = start_server("--gateways", "1", "--arena-bytes", "64MiB", "--room-timeout-s", "0.5")

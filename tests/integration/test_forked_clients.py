@@ -52,6 +52,7 @@ assert [os.waitpid(pid, 0)[1] for pid in children] == [0, 0, 0]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["blocking", "asyncio", "dask"])
 def test_answers_are_ones_own(server: LiveServer, kind: str) -> None:
     command = [sys.executable, "-c", SCRIPT, kind, server.url]

@@ -29,6 +29,7 @@ def test_mutated_requests_harm_nobody(start_server: StartServer) -> None:
     assert {"200", "400", "404"} <= set(statuses)
 
 
+@pytest.mark.slow
 def test_unmutated_requests_are_right(shared_server: StartServer) -> None:
     """What is mutated was good: else nothing behind the first check would ever be reached."""
     server, statuses = shared_server(*FLAGS), []

@@ -58,6 +58,7 @@ def until_served(channel: grpc.Channel) -> None:
         time.sleep(POLL_S)
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)
     check = health_pb2.HealthCheckRequest(service=SERVICE).SerializeToString()
@@ -80,6 +81,7 @@ def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(shared_server
         np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
 
 
+@pytest.mark.slow
 def test_requests_in_a_dying_engine_are_unavailable(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)
     (engine,) = server.engines()
@@ -137,6 +139,7 @@ def test_sigterm_under_load_answers_what_was_accepted(start_server: StartServer)
     assert not failures
 
 
+@pytest.mark.slow
 def test_an_idle_stream_does_not_hold_up_the_end(start_server: StartServer) -> None:
     server = start_server(*FLAGS)
     with channel_to(server) as channel:
@@ -179,6 +182,7 @@ def keyed(shared_server: StartServer, collector: Collector, tmp_path_factory: py
     return shared_server(*FLAGS, "--api-keys-file", str(keys), "--otlp-endpoint", collector.url, "--trace-ratio", "0")
 
 
+@pytest.mark.slow
 def test_who_may_run_no_program_hears_of_none(keyed: LiveServer) -> None:
     steps = [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}]
     text = {"inputs": {"x": {"dtype": "float32", "shape": [2]}}, "steps": steps, "outputs": ["p"]}
@@ -219,6 +223,7 @@ def secure(server: LiveServer, certificates: Certificates, pair: bytes | None = 
     return grpc.secure_channel(server.grpc_address, credentials)
 
 
+@pytest.mark.slow
 def test_tls_by_the_same_flags(certificates: Certificates, tmp_path: Path) -> None:
     flags = (*FLAGS, *certificates.flags, "--tls-client-ca", str(certificates.authority))
     context = certificates.context(with_client=True)
@@ -268,12 +273,14 @@ def refused_port(port: int) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"cannot listen on 127.0.0.1 port {port}" in refused_port(port)
 
 
+@pytest.mark.slow
 def test_two_services_do_not_share_a_port(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)
     host, _, port = server.grpc_address.rpartition(":")
@@ -290,6 +297,7 @@ def test_http_reaches_nothing_at_the_grpc_port(shared_server: StartServer) -> No
         infer(channel, REQUEST)
 
 
+@pytest.mark.slow
 def test_without_the_flag_no_region_is_registered_or_named(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)
     x = triton.InferInput("x", list(A.shape), "FP32").set_shared_memory("r", A.nbytes)

@@ -54,6 +54,7 @@ def longest_wait_s(server: LiveServer, during: Callable[[], None]) -> tuple[floa
     return longest[0], took
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_others_are_answered_while_a_large_tensor_comes_and_goes(
     start_server: StartServer, body: tuple[int, int]

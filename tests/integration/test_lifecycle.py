@@ -68,6 +68,7 @@ def test_a_start_needs_no_writable_temporary_folder(tmp_path_factory: pytest.Tem
         assert client.post("/v1/matmul", content=ONES).status_code == 200
 
 
+@pytest.mark.slow
 def test_the_first_burst_of_large_requests_finds_pages(shared_server: StartServer) -> None:
     server = shared_server(*FRESH)
     (engine,) = server.engines()
@@ -131,6 +132,7 @@ def test_sigterm_under_load_answers_what_was_accepted(start_server: StartServer)
     assert answered[200] > 200
 
 
+@pytest.mark.slow
 def test_a_body_under_way_at_sigterm_is_still_answered(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB")
     with RawConnection(server.connect()) as slow, RawConnection(server.connect()) as late:
@@ -181,6 +183,7 @@ def test_other_signals_drain_too(tmp_path: Path, number: signal.Signals) -> None
     assert "draining" in server.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_a_start_with_a_closed_file_opens_it_and_drains(closed: int) -> None:
     """Otherwise the next file that is opened gets its number, and what is printed; libuv aborts when it closes one of them."""
@@ -206,6 +209,7 @@ def _is_ready(address: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_start_behind_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     with serving(tmp_path / "log", *PLAIN, before=("env", "--ignore-signal=SIGHUP")) as server:
         server.process.send_signal(signal.SIGHUP)
@@ -214,6 +218,7 @@ def test_a_start_behind_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     assert server.log.read_text().count("draining") == 1
 
 
+@pytest.mark.slow
 def test_a_drain_while_a_gateway_is_to_be_started_again_is_clean(start_server: StartServer) -> None:
     server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
     os.kill(server.gateways()[0], signal.SIGKILL)
@@ -223,6 +228,7 @@ def test_a_drain_while_a_gateway_is_to_be_started_again_is_clean(start_server: S
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 def test_descriptors_that_are_few_are_left_for_the_next_engine(tmp_path: Path) -> None:
     region = {"key": "/tilewire-few", "offset": 0, "byte_size": 64}
     Path("/dev/shm/tilewire-few").write_bytes(bytes(64))
@@ -262,6 +268,7 @@ def test_an_engine_that_does_not_end_is_killed_and_named(tmp_path: Path) -> None
     assert "timeout_s=5.0" in line
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_killed_server_and_it_can_be_started_again_at_once(tmp_path: Path) -> None:
     """Even while a client of the old one has sent half a body, which would have a drain's time-out to come."""
     flags = ("--gateways", "2", "--arena-bytes", "16MiB")
@@ -305,6 +312,7 @@ def preloaded(shared_server: StartServer, tmp_path_factory: pytest.TempPathFacto
     return shared_server("--gateways", "2", "--arena-bytes", "16MiB", "--tensors-dir", str(folder))
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_is_replaced_and_others_do_not_notice(preloaded: LiveServer) -> None:
     server = preloaded
     victim, other = server.gateways()
@@ -454,6 +462,7 @@ def is_waiting(pid: int) -> bool:
     return len(times) == 1
 
 
+@pytest.mark.slow
 def test_requests_in_a_dying_engine_are_answered_503(shared_server: StartServer) -> None:
     server = shared_server(*PLAIN)
     (engine,) = server.engines()
@@ -522,6 +531,7 @@ def test_a_hung_engine_keeps_no_deadline_and_keeps_its_slots(shared_server: Star
         assert client.post("/v1/matmul", content=ONES).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_hung_engine_is_replaced(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--engine-timeout-s", "1.5")
     (engine,) = server.engines()
@@ -589,6 +599,7 @@ def test_a_gateway_is_light_and_knows_no_torch(shared_server: StartServer) -> No
         assert own_kib < 90 * 1024, own_kib
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     done = subprocess.run(
@@ -609,6 +620,7 @@ def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["tilewire.service.gateway", "tilewire.service.engine"])
 def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path: Path) -> None:
     """Three deaths are the end, with the reason; and where no gateway answers, no connection is taken."""

@@ -28,6 +28,7 @@ NARROW = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_body_that_stalls_is_given_up(shared_server: StartServer) -> None:
     server = shared_server(*IMPATIENT)
     with RawConnection(server.connect()) as connection, server.client() as client:
@@ -71,6 +72,7 @@ def test_a_client_that_never_reads_its_answer_loses_its_slots(shared_server: Sta
         assert settles(client, is_idle), scrape(client)
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_slowly_keeps_its_answer_and_one_that_leaves_is_499(start_server: StartServer) -> None:
     """What the system has taken for a client leaves in lumps: none may leave for longer than the time-out."""
     server = start_server(*IMPATIENT)
@@ -91,6 +93,7 @@ def test_a_client_that_reads_slowly_keeps_its_answer_and_one_that_leaves_is_499(
         assert total(scrape(client), "tilewire_requests_total", op="softmax", code="200") == 0
 
 
+@pytest.mark.slow
 def test_full_memory_and_full_queue_are_429_before_the_body(start_server: StartServer) -> None:
     flags = ("--gateways", "1", "--arena-bytes", "1MiB", "--max-in-flight", "2", "--room-timeout-s", "0.2")
     server = start_server(*flags)
@@ -141,6 +144,7 @@ def test_a_body_that_trickles_in_is_given_up(shared_server: StartServer) -> None
             assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 20])
 def test_large_bodies_that_trickle_in_leave_room_for_small_requests(shared_server: StartServer, count: int) -> None:
     server = shared_server("--gateways", "1", "--arena-bytes", "512MiB", "--room-timeout-s", "60")
@@ -163,6 +167,7 @@ def test_large_bodies_that_trickle_in_leave_room_for_small_requests(shared_serve
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_the_largest_body_and_its_result_have_room_while_nobody_else_is_there(shared_server: StartServer) -> None:
     server = shared_server(*NARROW)
     x = np.zeros((8, 2**20), np.float32)
@@ -210,6 +215,7 @@ def test_the_least_rate_grows_with_the_declared_length(start_server: StartServer
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_connections_over_the_limit_are_answered_503(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--max-connections", "2")
     with server.client() as client, RawConnection(server.connect()) as first, RawConnection(server.connect()) as second:
@@ -235,6 +241,7 @@ def test_an_idle_client_that_never_sends_is_closed(shared_server: StartServer) -
         assert connection.is_closed()
 
 
+@pytest.mark.slow
 def test_a_drain_answers_what_is_pipelined_behind_the_answered_request(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "64MiB")
     x = random_array("float32", (2**20,), 3)
@@ -254,6 +261,7 @@ def test_a_drain_answers_what_is_pipelined_behind_the_answered_request(start_ser
         assert statuses == sorted(statuses)
 
 
+@pytest.mark.slow
 def test_connections_spread_over_gateways(start_server: StartServer) -> None:
     server = start_server("--gateways", "3", "--arena-bytes", "48MiB")
     with contextlib.ExitStack() as stack:

@@ -63,6 +63,7 @@ REQUESTS: dict[str, tuple[int, Callable[[int], bytes]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_requests_leave_nothing_to_collect(name: str) -> None:
     status, request = REQUESTS[name]
@@ -340,6 +341,7 @@ NUM_ENDINGS = 20
 KEPT_OBJECTS = 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENDINGS)
 def test_an_ending_leaves_nothing(name: str) -> None:
     ending = ENDINGS[name]

@@ -146,6 +146,7 @@ def test_many_large_compressed_answers_at_once(client: httpx.Client, server: Liv
         list(pool.map(call, range(24)))
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_429(start_server: StartServer) -> None:
     server = start_server("--gateways", "1", "--arena-bytes", "4MiB", "--max-in-flight", "1")
     with server.client() as client, RawConnection(server.connect()) as first:
@@ -227,6 +228,7 @@ def test_statistics_are_summed_over_gateways_and_engines(start_server: StartServ
         assert "statistics_" not in client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_statistics_survive_an_engine(shared_server: StartServer) -> None:
     server = shared_server(*JOINING)
     with server.client() as client:

@@ -78,6 +78,7 @@ def test_it_runs_over_shared_memory_without_an_error(
         assert total(scrape(client), "tilewire_rejected_total") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -83,6 +83,7 @@ def kill_one(server: LiveServer, client: httpx.Client) -> int:
     return {"cpu:0": 1, "cpu:1": 0}[ready.pop()]
 
 
+@pytest.mark.slow
 def test_a_single_tensor_takes_room_on_one_device(client: httpx.Client) -> None:
     names = [*homed(0, 3), *homed(1, 3)]
     for number, name in enumerate(names):
@@ -187,6 +188,7 @@ def test_a_stored_result_is_where_it_was_made_and_then_everywhere(client: httpx.
         assert time.monotonic() < end_s, places(client)
 
 
+@pytest.mark.slow
 def test_only_what_a_dead_engine_alone_holds_is_unavailable(server: LiveServer, client: httpx.Client) -> None:
     names = [*homed(0, 2), *homed(1, 2)]
     for number, name in enumerate(names):

@@ -177,6 +177,7 @@ def has_data(query: Query, expression: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_it_scrapes_tilewire(query: Query, tilewire: LiveServer) -> None:
     assert has_data(query, f'up{{job="{JOB}",instance="{live_instance(tilewire)}"}} == 1')
 

@@ -43,6 +43,7 @@ def softmax(key: str) -> bytes:
     return post("/v1/softmax", SMALL, content_type=TYPES["npy"], x_api_key=f"tw_{key}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["uploads", "chunks"])
 def test_an_upload_that_is_broken_off_costs_what_came(server: LiveServer, key: str) -> None:
     num_sent = 2**20

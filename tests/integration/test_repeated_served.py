@@ -83,6 +83,7 @@ OPERANDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("op", "form", "dtype", "is_resident"), [*OPERANDS, ("softmax", "npy", "float32", False)])
 def test_the_answers_are_those_of_fresh_connections(
     repeated_server: LiveServer, repeated_client: httpx.Client, op: str, form: str, dtype: str, is_resident: bool
@@ -212,6 +213,7 @@ def test_a_resident_that_another_gateway_replaces_or_deletes(start_server: Start
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_a_program_that_another_gateway_replaces_along_with_what_it_reads(start_server: StartServer) -> None:
     """A gateway that has run the one before would look for what that read, and nobody has it any more."""
     server = start_server("--gateways", "2", "--arena-bytes", "16MiB")
@@ -307,6 +309,7 @@ def test_over_tls(tmp_path: Path) -> None:
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_with_a_request(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)
     (engine,) = server.engines()

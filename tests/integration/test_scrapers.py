@@ -58,6 +58,7 @@ def test_scrapers_leave_a_gateway_to_its_requests(start_server: StartServer) -> 
     assert used_s / passed_s < MAX_SHARE_OF_A_CORE
 
 
+@pytest.mark.slow
 def test_figures_need_no_file(start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that fills up would end every process that has a file of it mapped."""
     folder = tmp_path / "temporary"

@@ -27,6 +27,7 @@ from tests.support.triton_regions import A, Regions, connected, given, infer, re
 TIMEOUT_S = 30.0
 
 
+@pytest.mark.slow
 def test_an_object_that_is_cut_all_the_time_ends_no_engine(sharing: LiveServer, regions: Regions) -> None:
     engines = sharing.engines()
     big: Array = np.ones((256, 1024), np.float32)
@@ -158,6 +159,7 @@ def held_by(pid: int) -> tuple[int, int]:
     return sum(PREFIX in target for target in targets), maps.count(PREFIX)
 
 
+@pytest.mark.slow
 def test_a_gateway_dies_and_the_regions_stay(sharing: LiveServer) -> None:
     with shared_object(A.tobytes()) as path:
         # Its connection may be the victim's.

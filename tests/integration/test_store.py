@@ -121,6 +121,7 @@ def files_of(folder: Path, name: str) -> list[Path]:
     return sorted(folder.glob(f"*/{name}@*.safetensors"))
 
 
+@pytest.mark.slow
 def test_an_upload_on_one_host_is_multiplied_on_the_other(hosts: tuple[Host, Host], folder: Path) -> None:
     one, other = hosts
     answer = one.put("shared", 3.0)
@@ -200,6 +201,7 @@ def test_what_is_in_the_store_outlives_all_hosts(tmp_path: Path, start_host: Sta
     assert second.figure("tilewire_store_load_bytes_total") > 2 * EYE.nbytes
 
 
+@pytest.mark.slow
 def test_an_engine_that_restarts_keeps_step(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     one.put("survivor", 1.0)
@@ -247,6 +249,7 @@ def test_a_host_that_dies_in_an_upload_leaves_nothing_that_counts(tmp_path: Path
 # ── eviction ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_what_was_not_used_for_longest_gives_way_and_comes_back(tmp_path: Path, start_host: StartHost) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
@@ -270,6 +273,7 @@ def test_what_was_not_used_for_longest_gives_way_and_comes_back(tmp_path: Path, 
     check_problem(host.client.put("/v1/tensors/huge", content=to_npy(np.ones(100, np.float32))), 507, "huge")
 
 
+@pytest.mark.slow
 def test_residents_of_one_request_that_the_quota_cannot_hold_are_507(tmp_path: Path, start_host: StartHost) -> None:
     """Loading one evicts another: however often it is tried, they are never there together."""
     folder = tmp_path / "store"
@@ -298,6 +302,7 @@ def test_many_waiters_share_one_load(hosts: tuple[Host, Host]) -> None:
     assert host.figure("tilewire_store_loads_total") == num_loads + 1
 
 
+@pytest.mark.slow
 def test_a_large_tensor_is_503_until_it_is_there(hosts: tuple[Host, Host], folder: Path, start_host: StartHost) -> None:
     hosts[0].put("large", 4.0)
     host = start_host(folder, "--store-wait-bytes", "8")
@@ -434,6 +439,7 @@ def test_what_nobody_of_us_wrote_is_left_alone(tmp_path: Path, start_host: Start
         assert third.product(name) == 3.0
 
 
+@pytest.mark.slow
 def test_a_folder_that_vanishes_stops_changes_and_not_reads(tmp_path: Path, start_host: StartHost) -> None:
     folder, aside = tmp_path / "store", tmp_path / "aside"
     folder.mkdir()
@@ -494,6 +500,7 @@ def test_a_result_that_only_its_host_has_can_be_changed_by_its_version(hosts: tu
     until(lambda: one.get("above"), 8.0)
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "--port", "0", "--device", "cpu", *FLAGS, "--store", str(tmp_path / "nowhere")],

@@ -30,6 +30,7 @@ def restart_engine(server: LiveServer, client: httpx.Client) -> None:
         time.sleep(POLL_S)
 
 
+@pytest.mark.slow
 def test_a_file_that_went_bad_is_left_out_at_a_restart(start_server: StartServer, tmp_path: Path) -> None:
     folder = tmp_path / "tensors"
     folder.mkdir()

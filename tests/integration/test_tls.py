@@ -56,6 +56,7 @@ def body_of(nbytes: int, seed: int = 0) -> tuple[bytes, np.ndarray]:
     return to_npy(array), array + array
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nbytes", [4, 8 * 2**10, 100_000, 2**20 + 12, 32 * 2**20])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_bodies_come_and_go_whole(client: httpx.Client, nbytes: int, is_chunked: bool) -> None:
@@ -99,6 +100,7 @@ def test_many_at_once_get_their_own(secure: LiveServer) -> None:
         assert all(pool.map(work, range(6)))
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_late_gets_all_of_it(secure: LiveServer, client: httpx.Client) -> None:
     body, doubled = body_of(24 * 2**20)
     client.put("/v1/tensors/tls/late", content=body).raise_for_status()
@@ -241,6 +243,7 @@ def mutual(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory)
         yield server
 
 
+@pytest.mark.slow
 def test_clients_without_a_certificate_stay_outside(mutual: LiveServer, certificates: Certificates) -> None:
     with mutual.client() as known:
         assert known.get("/readyz").status_code == 200
@@ -251,6 +254,7 @@ def test_clients_without_a_certificate_stay_outside(mutual: LiveServer, certific
         unknown.get("/readyz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "is_mutual"), [(trustme.KeyType.ECDSA, False), (trustme.KeyType.RSA, True)])
 def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType, is_mutual: bool) -> None:
     before = make_certificates(tmp_path)
@@ -276,6 +280,7 @@ def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType, is
             assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_no_session_outlives_its_authority(tmp_path: Path, version: ssl.TLSVersion) -> None:
     before = make_certificates(tmp_path)

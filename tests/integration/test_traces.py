@@ -49,6 +49,7 @@ def logged(server: LiveServer, request_id: str) -> dict[str, Any]:
     raise AssertionError(f"nothing about {request_id}")
 
 
+@pytest.mark.slow
 def test_the_stages_of_a_request_are_children_of_its_span(traced: LiveServer, collector: Collector) -> None:
     before_ns = time.time_ns()
     with traced.client() as client:
@@ -132,6 +133,7 @@ def test_a_failed_request_is_an_error_only_when_it_is_ours(traced: LiveServer, c
     assert stages == []
 
 
+@pytest.mark.slow
 def test_a_trace_that_begins_here_is_logged_and_in_exemplars(start_server: StartServer, collector: Collector) -> None:
     server = start_server(*FLAGS, "--otlp-endpoint", f"{collector.url}/")
     with server.client() as client:
@@ -149,6 +151,7 @@ def openmetrics(client: httpx.Client) -> str:
     return client.get("/metrics", headers={"accept": "application/openmetrics-text"}).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
     [

@@ -35,6 +35,7 @@ def test_random_shapes_are_repeatable_and_of_every_group():
     assert all(parse_line(as_line(shape)) == shape for shape in drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nvidia_h100", "nvidia_a100", "amd_mi300x"])
 def test_every_candidate_names_its_binaries(name):
     target = KNOWN[name]

@@ -98,6 +98,7 @@ def slow_twos(tmp_path_factory):
     return chip, path
 
 
+@pytest.mark.slow
 def test_the_choice_learns_what_takes_longer_than_its_terms(slow_twos):
     chip, path = slow_twos
     said: list[str] = []
@@ -116,6 +117,7 @@ def test_measurements_may_be_compressed(slow_twos, tmp_path):
     assert read([compressed], 0) == read([path], 0)
 
 
+@pytest.mark.slow
 def test_few_products_correct_nothing(slow_twos):
     chip, path = slow_twos
     measured = read([path], 0)[1][:99]
@@ -123,6 +125,7 @@ def test_few_products_correct_nothing(slow_twos):
     assert "correction" not in section
 
 
+@pytest.mark.slow
 def test_a_corrected_table_is_written_and_read_back(slow_twos, tmp_path, capsys):
     chip, path = slow_twos
     out = tmp_path / "table.json"

@@ -64,6 +64,7 @@ def entries_of(section):
     return {tile_of(Config, MODEL, entry, {}).config: entry for entry in section["tiles"]}
 
 
+@pytest.mark.slow
 def test_a_table_keeps_its_tiles_and_is_joined_by_the_one_that_wins(target, measured):
     section = fit(measured, target, lambda _: None, more=3)["matmul"]["half"]
     fitted, old = entries_of(section), entries_of(table_for(target)["matmul"]["half"])
@@ -81,6 +82,7 @@ def test_a_table_keeps_its_tiles_and_is_joined_by_the_one_that_wins(target, meas
             assert MODEL.us(costs, amounts) == pytest.approx(us, rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_slow_tile_is_not_believed_to_be_fast(target, measured):
     """Times far from the best count little, but not where the costs of all make a tile look fast."""
     slow = min(measured[0].us, key=measured[0].us.__getitem__)
@@ -135,6 +137,7 @@ def test_binaries_of_a_tile_may_have_other_numbers_of_programs(target, tmp_path)
     assert [tile.in_binary(name).occupancy for name in ("mn vec16", "kn vec16", "kk scalar")] == [3, 2, 3]
 
 
+@pytest.mark.slow
 def test_costs_of_a_kept_table_move_little(target, measured):
     old = table_for(target)["matmul"]["half"]
     term = "load"

@@ -52,6 +52,7 @@ def test_ties_nan_and_infinities(kind, axis):
     check(x, kind, axis=axis)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_programs_share_a_row(kind, axis, generator):

@@ -52,6 +52,7 @@ def test_every_topk(rows, n, k, dtype, is_aligned, name):
     assert {*found, *selects} <= listed("topk", name)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(lengths, lengths, lengths, st.integers(1, 1024), st.sampled_from(search_configs.DTYPES), st.data(), names)
 def test_every_search(m, n, k, best, dtype, data, name):
@@ -115,6 +116,7 @@ def test_every_normalisation(rows, n, dtype, out_dtype, is_typed, is_aligned, na
     assert normalize_variant(problem, config, TARGETS[name]) in listed("normalize", name)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(lengths, lengths, dtypes, dtypes, st.booleans(), st.booleans(), st.data(), names)
 def test_every_pointwise_function(rows, n, dtype, out_dtype, is_binary, is_aligned, data, name):

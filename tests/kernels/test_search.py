@@ -40,6 +40,7 @@ def test_several_blocks_of_queries(generator):
     check_whole(whole((17, 40), torch.bfloat16, generator), whole((33, 40), torch.bfloat16, generator), 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_a_bias_moves_and_excludes(metric, generator):
     a, b = whole((3, 16), torch.bfloat16, generator), whole((50, 16), torch.bfloat16, generator)
@@ -50,6 +51,7 @@ def test_a_bias_moves_and_excludes(metric, generator):
     check_whole(a, b, 40, metric=metric, bias=bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float32, *SLOW_DTYPES])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_cosine(dtype, has_bias, generator):
@@ -179,6 +181,7 @@ def test_every_form_of_the_product(kernel, is_swapped, generator):
     assert torch.equal(indices, search_reference(a, b, 4)[1])
 
 
+@pytest.mark.slow
 def test_a_query_has_the_same_bits_alone_and_among_others(generator):
     a, b = torch.randn((20, 64), generator=generator), torch.randn((50, 64), generator=generator)
     values, indices = search(a, b, 6, batch_invariant=True)

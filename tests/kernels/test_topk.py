@@ -70,6 +70,7 @@ def test_rows_that_begin_anywhere(dtype, n, generator):
         around.fill_(INF)
 
 
+@pytest.mark.slow
 def test_long_rows_merge_several_times(generator):
     x = torch.randint(0, 400, (2, 1003), generator=generator).float()
     values, indices = torch.full((2, 9), NAN), torch.full((2, 9), -7)

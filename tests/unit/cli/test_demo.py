@@ -77,6 +77,7 @@ def test_a_right_server_passes_and_is_left_as_it_was() -> None:
     assert re.search(r"matmul +float32 +\d+\.\d{3} +1\b", text)  # 1e9 operations in 1 ms are 1 TFLOP/s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", [401, 403, 404])
 def test_metrics_that_are_not_to_be_had_are_left_out(refusal: int) -> None:
     server = FormatServer()

@@ -48,6 +48,7 @@ def test_unknown_variables_are_named_with_the_nearest() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_command_says_both() -> None:
     environment = {**os.environ, "TILEWIRE_PROT": "1", "TILEWIRE_API_KEYS_FILE": "/no/such/file"}
     command = [sys.executable, "-P", "-m", "tilewire", "serve", "--device", "cpu"]

@@ -46,6 +46,7 @@ def test_what_cannot_be_done_is_said(arguments: list[str], status: int, message:
     assert message in result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.unit.client.speaking_server import SpeakingServer
 
@@ -82,6 +83,7 @@ asyncio.run(calls())
     assert [entry.name for entry in tmp_path.iterdir()] == ["large.npy"]
 
 
+@pytest.mark.slow
 def test_commands_run(url: str, server: SpeakingServer, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     server.tensors["w"] = X.T.copy()

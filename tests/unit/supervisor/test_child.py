@@ -37,6 +37,7 @@ print(*called)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "settings"), [("engine", "EngineSettings"), ("gateway", "GatewaySettings")])
 def test_types_are_built_before_there_are_threads(side: str, settings: str) -> None:
     # A type that another thread builds, which calls this function, crashes the thread that uses it.

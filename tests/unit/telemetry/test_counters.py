@@ -28,6 +28,7 @@ def value_of(totals: Totals, name: str, **labels: str) -> float | None:
 
 
 # A busy machine is no failure.
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 100)), max_size=50))
 def test_a_histogram_of_two_processes_is_the_one_that_observed_each(values: list[tuple[str, float]]) -> None:

@@ -83,6 +83,7 @@ def real_bodies() -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "body"), real_bodies().items(), ids=real_bodies())
 @settings(deadline=None, max_examples=300)
 @given(data=st.data())
@@ -101,6 +102,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(entry=JSON_VALUES)
 def test_any_json(entry: object) -> None:

@@ -174,6 +174,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_thread_waits_for_long_text(name: str) -> None:
     work, text = TEXTS[name]

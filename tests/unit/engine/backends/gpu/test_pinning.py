@@ -32,6 +32,7 @@ def test_seams_are_at_multiples_of_an_offset(offset: int, nbytes: int, spans: li
     assert spans_of(offset, nbytes) == spans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_gather", [True, False])
 @pytest.mark.parametrize("is_foreign", [True, False])
 @pytest.mark.parametrize("tail", [1, LARGE_BYTES - 1, LARGE_BYTES])

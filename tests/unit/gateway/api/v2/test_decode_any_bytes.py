@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +46,7 @@ def check_detail(refusal: TilewireError) -> None:
     refusal.detail.encode()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(data=st.data(), dtype=st.sampled_from(sorted(DATATYPES)), shapes=st.tuples(SHAPES, SHAPES))
 def test_what_was_sent_is_what_is_read(data: st.DataObject, dtype: str, shapes: tuple[tuple[int, ...], ...]) -> None:
@@ -87,6 +89,7 @@ def real_body() -> tuple[bytes, int]:
     return text + a.tobytes(), len(text)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=500)
 @given(data=st.data())
 def test_a_real_body_with_bytes_changed(data: st.DataObject) -> None:
@@ -133,6 +136,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=500)
 @given(document=DOCUMENTS, tail=st.binary(max_size=20))
 def test_any_document(document: object, tail: bytes) -> None:
