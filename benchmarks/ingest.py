@@ -6,12 +6,13 @@ limits. Part of `bench_http`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -34,8 +35,9 @@ from benchmarks.contenders import (
 from benchmarks.load import Call
 from tilewire.service.cli.launch import running_server
 
-# The first ones fault pages in.
-TIMES, WARM_UP_TIMES = 8, 2
+# Bodies of a turn; the first ones fault pages in. Turns of each server.
+TIMES, WARM_UP_TIMES = 5, 2
+ROUNDS = 3
 HEAD_END = b"\r\n\r\n"
 _RECEIVE = re.compile(rb"receive;dur=([\d.]+)")
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
@@ -68,38 +70,53 @@ def measure_ingest(
 ) -> tuple[list[Ingest], dict[str, object]]:
     """Sends one large body over one connection, a few times, to each server; adds what failed.
 
-    Tilewire multiplies it by a resident column: the answer is small, and nothing is left out.
+    The servers take turns: a machine may copy half as fast a minute later. Tilewire multiplies the body by a resident column:
+    its answer is small.
 
     Returns:
         The rows, and what Tilewire says of itself.
     """
     operand = np.ones((nbytes // 2 // size, size), ml_dtypes.bfloat16)
-    rows: list[Ingest] = []
-    identity: dict[str, object] = {}
-    for server, command, path in (
-        (RAW, ["benchmarks.raw_socket"], "/sink"),
-        (BODY_ONLY, uvicorn_words("body_only"), "/read"),
-    ):
-        try:
-            with running_command(command, {}) as url:
-                rows.append(_ingest(server, url, Call(path, OCTETS, operand.tobytes())))
-        except FAILURES as error:
-            failures.append(Failure.of(error, server, question="ingest"))
+    plain, product = operand.tobytes(), safetensors_of(a=operand)
     limits = ["--max-body-bytes", str(2 * nbytes), "--arena-bytes", str(nbytes + nbytes // 4 + 2**24)]
-    try:
-        with running_server("--device", device, "--gateways", "1", *limits) as url:
-            identity = httpx.get(f"{url}/v2").json()
-            column = safetensors_of(v=np.ones((size, 1), ml_dtypes.bfloat16))
-            httpx.put(f"{url}/v1/tensors/v", content=column).raise_for_status()
-            rows.append(_ingest(TILEWIRE, url, Call("/v1/matmul?b=@v", SAFETENSORS, safetensors_of(a=operand))))
-    except FAILURES as error:
-        failures.append(Failure.of(error, TILEWIRE, question="ingest"))
-    return rows, identity
+    identity: dict[str, object] = {}
+    with contextlib.ExitStack() as stack:
+        open_: dict[str, tuple[str, Call]] = {}
+        for server, serving, call in (
+            (RAW, running_command(["benchmarks.raw_socket"], {}), Call("/sink", OCTETS, plain)),
+            (BODY_ONLY, running_command(uvicorn_words("body_only"), {}), Call("/read", OCTETS, plain)),
+            (
+                TILEWIRE,
+                running_server("--device", device, "--gateways", "1", *limits),
+                Call("/v1/matmul?b=@v", SAFETENSORS, product),
+            ),
+        ):
+            try:
+                url = stack.enter_context(serving)
+                if server == TILEWIRE:
+                    identity = httpx.get(f"{url}/v2").json()
+                    column = safetensors_of(v=np.ones((size, 1), ml_dtypes.bfloat16))
+                    httpx.put(f"{url}/v1/tensors/v", content=column).raise_for_status()
+                open_[server] = (url, call)
+            except FAILURES as error:
+                failures.append(Failure.of(error, server, question="ingest"))
+        return _take_turns(open_, failures), identity
 
 
-def _ingest(server: str, url: str, call: Call) -> Ingest:
-    taken = send_bodies(url, call, TIMES)[WARM_UP_TIMES:]
-    nbytes = len(call.body)
+def _take_turns(servers: Mapping[str, tuple[str, Call]], failures: list[Failure]) -> list[Ingest]:
+    """Measures servers in turns; those that fail are left out from then on."""
+    taken: dict[str, list[tuple[float, float | None]]] = {server: [] for server in servers}
+    for _ in range(ROUNDS):
+        for server in list(taken):
+            try:
+                taken[server] += send_bodies(*servers[server], TIMES)[WARM_UP_TIMES:]
+            except FAILURES as error:
+                failures.append(Failure.of(error, server, question="ingest"))
+                del taken[server]
+    return [_row(server, len(servers[server][1].body), times) for server, times in taken.items()]
+
+
+def _row(server: str, nbytes: int, taken: Sequence[tuple[float, float | None]]) -> Ingest:
     receive_s = [receive_s for _, receive_s in taken if receive_s is not None]
     row = Ingest(
         server,
