@@ -14,8 +14,8 @@ from tilewire.service.ops.search import SearchOptions
 SPARE_CANDIDATES = 32
 # Most elements of items that are gathered at once for that: 4 MiB in float32.
 MAX_GATHERED = 2**20
-# Most elements of items that are converted at once: 32 MiB in float64.
-MAX_CONVERTED = 2**22
+# Most elements of items that are converted at once: 2 MiB in float64, which a core's cache has room for.
+MAX_CONVERTED = 2**18
 
 
 class EngineSearch(EngineOp[SearchOptions]):
@@ -32,18 +32,15 @@ class EngineSearch(EngineOp[SearchOptions]):
 
     def cpu(self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         a, b = inputs["a"], inputs["b"]
-        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
-        wide = torch.float64 if a.dtype == torch.int8 else torch.float32
         if options.metric == "cosine":
-            # Of length 1 before they are multiplied, so that no product leaves the range of float32.
-            scores = _products((a * _inverse_norms(a).unsqueeze(-1)).to(wide), b)
+            scores = _products(a * _inverse_norms(a).unsqueeze(-1), b)
             scores = scores * self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
         elif options.metric == "l2":
             centre = self._norms_of(inputs, "centre", lambda: _centre(b))
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
             scores = _distances(a, b, centre, squares)
         else:
-            scores = _products(a.to(wide), b)
+            scores = _products(a.double(), b)
         scores = scores.float()
         if (bias := inputs.get("bias")) is not None:
             scores = scores + bias.float()
@@ -93,8 +90,11 @@ def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _products(queries: torch.Tensor, items: torch.Tensor, centre: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns (…, M, N) dot products of (…, M, K) queries and (N, K) items less a centre, in the dtype of the queries."""
-    blocks = (block.to(queries.dtype) if centre is None else block.double().sub_(centre) for block in _blocks(items))
+    """Returns (…, M, N) dot products of (…, M, K) float64 queries and (N, K) items less a centre.
+
+    How a product is rounded depends on where its item lies. In float64 equal items have equal float32 scores all the same.
+    """
+    blocks = (block.double() if centre is None else block.double().sub_(centre) for block in _blocks(items))
     return torch.cat([torch.matmul(queries, block.mT) for block in blocks], -1)
 
 
@@ -137,7 +137,7 @@ def _distances(a: torch.Tensor, b: torch.Tensor, centre: torch.Tensor, squares: 
     if a.is_floating_point() and bool(a.isinf().any()):
         # Of the same infinity in both it is.
         for end in (torch.inf, -torch.inf):
-            distances[_products((a == end).float(), b == end) > 0] = torch.nan
+            distances[_products((a == end).double(), b == end) > 0] = torch.nan
     return distances
 
 

@@ -56,6 +56,23 @@ def test_scores_are_near_float64_and_in_order(
 
 
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_of_equal_items_the_first_is_found_wherever_they_lie(bench: OpBench, metric: str, dtype: torch.dtype) -> None:
+    """The last bits of a float32 product depend on its column."""
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        count = int(torch.randint(3, 600, (1,), generator=generator))
+        b = torch.randn((count, 33), generator=generator).to(dtype)
+        b[count // 2] = b[-1] = b[0]
+        rows = 1 + 4 * (seed % 2)
+        a = (b[:1] if metric == "l2" else b[:1] * 2).expand(rows, 33).contiguous()
+        values, indices = bench.run("search", {"a": a, "b": b}, k=3, metric=metric)
+        bench.end = 0
+        assert indices.tolist() == [[0, count // 2, count - 1]] * rows
+        assert values.unique().numel() == 1
+
+
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 def test_equal_scores_are_in_the_order_of_their_items(bench: OpBench, metric: str, dtype: torch.dtype) -> None:
     """Small whole numbers and powers of two, so that every score is exact and ties are many."""
