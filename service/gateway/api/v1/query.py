@@ -53,7 +53,7 @@ def parse_run_query(query: bytes, timeout_header: str | None) -> Query:
     timeout = values.pop("timeout_ms", None)
     if "store" in values:
         raise InvalidRequest(NO_PROGRAM)
-    if "durable" in values:
+    if _parse_flag("durable", values.pop("durable", "false")):
         raise InvalidRequest(NO_STORE)
     return Query(
         NoOptions(),

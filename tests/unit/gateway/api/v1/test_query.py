@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.api.v1.query import Query, check_name, parse_query
+from tilewire.service.gateway.api.v1.query import Query, check_name, parse_query, parse_run_query
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.registry import OPS
 
@@ -32,6 +32,13 @@ def test_durable_goes_with_store() -> None:
     for query in ("durable=true", "store=@out&durable=1", "store=@out&durable="):
         with pytest.raises(InvalidRequest, match=r"^durable: "):
             parse(query)
+
+
+def test_durable_of_a_program_is_as_of_an_op() -> None:
+    assert parse_run_query(b"durable=false", None) == parse_run_query(b"", None)
+    for query in (b"durable=true", b"durable=1", b"durable="):
+        with pytest.raises(InvalidRequest, match=r"^durable: "):
+            parse_run_query(query, None)
 
 
 def test_nothing_at_all() -> None:
