@@ -17,6 +17,7 @@ from tests.support.tensor_bodies import TYPES, to_npy, to_npz, to_safetensors
 Raw = Callable[[], RawConnection]
 
 SAFETENSORS = {"content-type": TYPES["safetensors"]}
+NPY = {"content-type": TYPES["npy"]}
 JSON = {"content-type": TYPES["json"]}
 A = random_array("float32", (4, 3), 1)
 B = random_array("float32", (3, 5), 2)
@@ -184,6 +185,16 @@ def test_bodies_in_no_known_format_are_415(client: httpx.Client, content_type: s
 def test_content_encodings_are_415(client: httpx.Client) -> None:
     response = client.post("/v1/matmul", content=PRODUCT, headers={**SAFETENSORS, "content-encoding": "gzip"})
     check_problem(response, 415, "Content-Encoding")
+
+
+@pytest.mark.parametrize("value", ["", "identity", "Identity"])
+def test_no_content_encoding_may_be_written_out(client: httpx.Client, value: str) -> None:
+    headers = {**SAFETENSORS, "content-encoding": value}
+    assert client.post("/v1/matmul", content=PRODUCT, headers=headers).status_code == 200
+    assert client.put("/v1/tensors/as-it-is", content=to_npy(A), headers=headers | NPY).status_code in (200, 201)
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]
+    response = client.post("/v2/models/softmax/infer", json={"inputs": inputs}, headers={"content-encoding": value})
+    assert response.status_code == 200
 
 
 def test_content_encodings_are_415_where_the_body_may_be_left_out(client: httpx.Client) -> None:

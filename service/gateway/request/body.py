@@ -22,6 +22,8 @@ ALIGN_BYTES = 64
 COPY_BYTES = 2**22
 # Time in which a rest of a body is discarded behind the answer: closing at once would lose the client its answer.
 LINGER_S = 2.0
+# Values of `Content-Encoding` of a body that comes as it is: an empty list of codings, and a list of none that changes it.
+NO_CODING = ("", "identity")
 # Largest JSON text of a call that moves no tensor.
 MAX_TEXT_BYTES = 2**16
 
@@ -32,8 +34,8 @@ def refuse_encodings(head: Head) -> None:
     Raises:
         UnknownFormat: A content encoding.
     """
-    encoding = head.headers.get("content-encoding", "identity").strip().lower()
-    if encoding != "identity":
+    encoding = head.headers.get("content-encoding", "").strip().lower()
+    if encoding not in NO_CODING:
         raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered here; send the body as it is")
 
 

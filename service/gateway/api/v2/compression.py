@@ -13,7 +13,7 @@ from typing import Literal
 
 from tilewire.service.errors import BodyTooLarge, InvalidRequest, UnknownFormat
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.gateway.request.body import append
+from tilewire.service.gateway.request.body import NO_CODING, append
 from tilewire.service.gateway.request.offload import offload
 from tilewire.service.ipc.arena import Lease
 
@@ -38,12 +38,12 @@ def coding_of_body(value: str | None) -> Coding | None:
     Raises:
         UnknownFormat: Anything but gzip, deflate and identity, or several of them.
     """
-    encoding = (value or "identity").strip().lower()
+    encoding = (value or "").strip().lower()
     if encoding == "x-gzip":
         # An older name of it (RFC 9110, section 8.4.1.3).
         encoding = "gzip"
     coding = next((one for one in _WBITS if one == encoding), None)
-    if coding is None and encoding != "identity":
+    if coding is None and encoding not in NO_CODING:
         raise UnknownFormat(f"Content-Encoding: {encoding[:64]!r} is not offered; {' and '.join(_WBITS)} are")
     return coding
 
