@@ -195,7 +195,7 @@ BAD: list[tuple[str, str, int, dict[str, Any]]] = [
     ("PUT", "/v1/tensors/x", 400, {"content": to_safetensors({"a": A, "b": B})}),
     ("GET", "/v1/tensors/nothing", 404, {}),
     ("GET", "/v1/tensors/openapi/x", 415, {"headers": {"accept": "text/html"}}),
-    ("HEAD", "/v1/tensors/openapi/x", 415, {"headers": {"accept": "text/html"}}),
+    ("HEAD", "/v1/tensors/nothing", 404, {}),
     ("DELETE", "/v1/tensors/nothing", 404, {}),
     ("PUT", "/v1/programs/openapi", 400, {"json": {"steps": []}}),
     ("GET", "/v1/programs/nothing", 404, {}),

@@ -119,7 +119,7 @@ def describe_tensors() -> dict[str, Described]:
         ),
         "head_tensor": operation(
             {"200": described} | not_modified(),
-            (*KEYS, UnknownName, Lost, PreconditionFailed, UnknownFormat, ResidentQuota),
+            (*KEYS, UnknownName, Lost, PreconditionFailed, ResidentQuota),
             read,
         ),
         "delete_tensor": operation(

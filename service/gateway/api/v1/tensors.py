@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from fastapi import APIRouter, Request, Response
 
-from tilewire.service.errors import InvalidRequest, Unavailable
+from tilewire.service.errors import InvalidRequest, Unavailable, UnknownFormat
 from tilewire.service.gateway.api.openapi.document import add_routes
 from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
@@ -56,8 +58,10 @@ def router(gateway: Gateway) -> APIRouter:
         info = await gateway.engines.describe(name, match=match_of(head))
         if _is_known(head, info):
             return Response(status_code=304, headers=_headers(info))
-        codec = codec_for_accept(head.headers.get("accept"), None, [info.type.dtype])
-        response = Response(headers=_headers(info), media_type=codec.content_type)
+        content_type = None
+        with contextlib.suppress(UnknownFormat):
+            content_type = codec_for_accept(head.headers.get("accept"), None, [info.type.dtype]).content_type
+        response = Response(headers=_headers(info), media_type=content_type)
         # It takes the tensor itself to know it.
         del response.headers["content-length"]
         return response
