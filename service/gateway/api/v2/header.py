@@ -32,6 +32,13 @@ MAX_ID_LETTERS = 1024
 _MAX_BYTES = 2**63 - 1
 
 _RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
+# Parameters that are not offered, with the values by which clients of NVIDIA's server ask for nothing.
+_NOTHING_ASKED: Mapping[str, tuple[object, ...]] = {
+    "sequence_id": (0, ""),
+    "sequence_start": (False,),
+    "sequence_end": (False,),
+    "classification": (0,),
+}
 _RESERVED_PREFIX = "triton_"
 # Of models with several answers to a request. NVIDIA's clients and load generator send it to all.
 _FINAL = "triton_enable_empty_final_response"
@@ -97,6 +104,7 @@ def _read_id(value: object) -> str | None:
 
 
 def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
+    parameters = {name: value for name, value in parameters.items() if not _asks_nothing(name, value)}
     for name in parameters:
         if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
             raise InvalidRequest(f"parameters: {name[:64]!r} is reserved; {op.name} keeps no sequences")
@@ -109,6 +117,11 @@ def _read_options(op: AnyOp, parameters: dict[str, object]) -> Options:
     if isinstance(asked, str) and asked in BY_OIP:
         parameters["out_dtype"] = BY_OIP[asked].name
     return parse_options(op, parameters)
+
+
+def _asks_nothing(name: str, value: object) -> bool:
+    # True and False are numbers to `==`.
+    return any(type(value) is type(one) and value == one for one in _NOTHING_ASKED.get(name, ()))
 
 
 def _read_input(name: str, entry: dict[str, object]) -> Pending:
@@ -247,7 +260,7 @@ def _parameters(entry: Mapping[str, object], field: str, known: tuple[str, ...] 
             raise InvalidRequest(
                 f"{field}: {name[:64]!r}: expected a string, a number or a boolean; got {kind_of(one)}"
             )
-        if known is not None and name not in known:
+        if known is not None and name not in known and not _asks_nothing(name, one):
             raise InvalidRequest(f"{field}: {name[:64]!r} is not offered; expected one of {', '.join(known)}")
     return dict(value)
 

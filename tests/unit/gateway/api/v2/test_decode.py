@@ -24,6 +24,7 @@ from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.op import ProgramOp, ProgramOptions
 from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
+from tilewire.service.ops.softmax import SoftmaxOptions
 
 A = random_array("float32", (2, 3), 1)
 B = random_array("float32", (3, 4), 2)
@@ -113,6 +114,16 @@ def test_options_priority_and_timeout() -> None:
         priority=3,
         timeout_us=5000,
     )
+
+
+@pytest.mark.parametrize("sequence_id", [0, ""])
+def test_what_asks_for_nothing_is_nothing(sequence_id: object) -> None:
+    x = text_input("x", np.ones(3, np.float32))
+    wanted = {"name": "out", "parameters": {"classification": 0, "binary_data": True}}
+    parameters = {"sequence_id": sequence_id, "sequence_start": False, "sequence_end": False, "axis": 0}
+    request, _ = read("softmax", {"inputs": [x], "outputs": [wanted], "parameters": parameters})
+    assert request.options == SoftmaxOptions(axis=0)
+    assert request.outputs == {"out": Output(is_binary=True)}
 
 
 def test_options_may_be_text() -> None:
