@@ -74,7 +74,7 @@ def test_tensors_that_cannot_be_right_are_400(
 ) -> None:
     response = client.post(f"/v1/{op}{query}", content=to_safetensors(arrays), headers=SAFETENSORS)
     problem = check_problem(response, 400, field)
-    assert problem["detail"].startswith((f"{field}:", f"{field!r}:"))
+    assert problem["detail"].startswith(f"{field}:")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,20 @@ def bad_bodies() -> list[Any]:
 def test_bodies_that_cannot_be_right_are_400(client: httpx.Client, content_type: str, body: bytes) -> None:
     check_problem(client.post("/v1/matmul", content=body, headers={"content-type": content_type}), 400)
     assert client.post("/v1/matmul", content=PRODUCT, headers=SAFETENSORS).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        (TYPES["json"], b'{"a": "text", "b": [[1]]}'),
+        (TYPES["safetensors"], PRODUCT.replace(b"F32", b"F99", 1)),
+        (TYPES["npz"], to_npz({"a": np.zeros(2, np.complex64), "b": B})),
+    ],
+    ids=["json", "safetensors", "npz"],
+)
+def test_a_detail_about_one_tensor_begins_with_its_name(client: httpx.Client, content_type: str, body: bytes) -> None:
+    problem = check_problem(client.post("/v1/matmul", content=body, headers={"content-type": content_type}), 400)
+    assert problem["detail"].startswith("a: ")
 
 
 @pytest.mark.parametrize("arrays", [{"": A, "a": A, "b": B}, {"a": A, "b": B, "": A}])

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tilewire.service.dtypes import DTYPES, dtype_named
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document, read_numbers
-from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count, field_of
 from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import kind_of
@@ -56,7 +56,7 @@ class Json(Codec):
         default = _dtype(document.pop("dtype", "float32"), "dtype")
         tensors: dict[str, Placed] = {}
         for name, value in document.items():
-            dtype, shape, numbers = _read_tensor(repr(name[:64]), value, default)
+            dtype, shape, numbers = _read_tensor(field_of(name), value, default)
             tensors[name] = place(TensorType(dtype, shape), numbers, (offset, room))
         return tensors
 

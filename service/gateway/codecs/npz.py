@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.npy import npy_header, read_npy
-from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count, field_of
 from tilewire.service.ops.op import TensorType
 
 MAGIC = b"PK\x03\x04"
@@ -51,15 +51,15 @@ class Npz(Codec):
             for member, data_at in _members(archive, body):
                 name = member.filename.removesuffix(_SUFFIX)
                 if name in tensors:
-                    raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
+                    raise InvalidRequest(f"{_field_of(member)}: twice in the archive")
                 packed = body[data_at : data_at + member.compress_size]
                 if member.compress_type == zipfile.ZIP_STORED:
                     # First: reading a big-endian payload swaps it in place.
                     if zlib.crc32(packed) != member.CRC:
-                        raise InvalidRequest(f"{name[:64]!r}: does not have the CRC that it declares")
-                    tensors[name] = read_npy(packed, offset + data_at, repr(name[:64]))
+                        raise InvalidRequest(f"{_field_of(member)}: does not have the CRC that it declares")
+                    tensors[name] = read_npy(packed, offset + data_at, _field_of(member))
                 else:
-                    tensors[name] = _read_deflated(packed, member, room, repr(name[:64]))
+                    tensors[name] = _read_deflated(packed, member, room)
         return tensors
 
     def work_bytes(self, body: memoryview) -> int:
@@ -122,6 +122,11 @@ class _View(io.RawIOBase):
         return bytes(piece)
 
 
+def _field_of(member: zipfile.ZipInfo) -> str:
+    """Returns how the detail of an error about a member begins."""
+    return field_of(member.filename.removesuffix(_SUFFIX))
+
+
 def _opened(body: memoryview) -> zipfile.ZipFile:
     tail = bytes(body[-MAX_READ_BYTES:])
     end = tail.rfind(b"PK\x05\x06")
@@ -151,16 +156,16 @@ def _members(archive: zipfile.ZipFile, body: memoryview) -> list[tuple[zipfile.Z
         name = member.filename
         _check_member(member)
         if name in names:
-            raise InvalidRequest(f"{name[:64]!r}: twice in the archive")
+            raise InvalidRequest(f"{_field_of(member)}: twice in the archive")
         names.add(name)
         placed.append((member, _data_at(body, member)))
     reached = 0
     for member, data_at in sorted(placed, key=lambda one: one[1]):
         if member.header_offset < reached:
-            raise InvalidRequest(f"{member.filename[:64]!r}: overlaps another member")
+            raise InvalidRequest(f"{_field_of(member)}: overlaps another member")
         reached = data_at + member.compress_size
         if reached > archive.start_dir:
-            raise InvalidRequest(f"{member.filename[:64]!r}: reaches beyond the archive")
+            raise InvalidRequest(f"{_field_of(member)}: reaches beyond the archive")
     return placed
 
 
@@ -170,12 +175,12 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     if not name or name != member.orig_filename or name.startswith("/") or ".." in parts:
         raise InvalidRequest(f"npz: member name {member.orig_filename[:64]!r} is not a plain name")
     if member.flag_bits & _SECRET:
-        raise InvalidRequest(f"{name[:64]!r}: encrypted")
+        raise InvalidRequest(f"{_field_of(member)}: encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InvalidRequest(f"{name[:64]!r}: zip method {member.compress_type}; expected stored or deflated")
+        raise InvalidRequest(f"{_field_of(member)}: zip method {member.compress_type}; expected stored or deflated")
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
         raise InvalidRequest(
-            f"{name[:64]!r}: stored, but of {member.compress_size} and {member.file_size} bytes at once"
+            f"{_field_of(member)}: stored, but of {member.compress_size} and {member.file_size} bytes at once"
         )
 
 
@@ -183,7 +188,7 @@ def _data_at(body: memoryview, member: zipfile.ZipInfo) -> int:
     """Returns the begin of a member's data, behind a local header that agrees with the directory."""
     header = bytes(body[member.header_offset : member.header_offset + _LOCAL_HEADER_BYTES])
     if len(header) < _LOCAL_HEADER_BYTES or not header.startswith(MAGIC):
-        raise InvalidRequest(f"{member.filename[:64]!r}: no local header where the zip directory says")
+        raise InvalidRequest(f"{_field_of(member)}: no local header where the zip directory says")
     (flags, method), lengths = struct.unpack_from("<HH", header, 6), struct.unpack_from("<HH", header, _LENGTHS_AT)
     begin = member.header_offset + _LOCAL_HEADER_BYTES
     raw_name = bytes(body[begin : begin + lengths[0]])
@@ -193,12 +198,12 @@ def _data_at(body: memoryview, member: zipfile.ZipInfo) -> int:
     is_elsewhere = bool(flags & 1 << 3) or 0xFFFFFFFF in (packed, size)
     agree = is_elsewhere or (packed, size) == (member.compress_size, member.file_size)
     if method != member.compress_type or not agree or raw_name.decode(coding, "replace") != member.orig_filename:
-        raise InvalidRequest(f"{member.filename[:64]!r}: local header and zip directory disagree")
+        raise InvalidRequest(f"{_field_of(member)}: local header and zip directory disagree")
     return int(begin + sum(lengths))
 
 
-def _read_deflated(packed: memoryview, member: zipfile.ZipInfo, room: Room, field: str) -> Placed:
-    size = member.file_size
+def _read_deflated(packed: memoryview, member: zipfile.ZipInfo, room: Room) -> Placed:
+    field, size = _field_of(member), member.file_size
     if size > _MAX_RATIO * (member.compress_size + 1):
         raise InvalidRequest(f"{field}: {member.compress_size} bytes cannot inflate to {size}")
     if not size:

@@ -51,6 +51,15 @@ class Room(Protocol):
 MAX_TENSORS = 128
 
 
+# Longest name that a detail repeats, in characters.
+MAX_SHOWN = 64
+
+
+def field_of(name: str) -> str:
+    """Returns how the detail of an error begins that is about one tensor of a body: with its name."""
+    return name[:MAX_SHOWN] or "unnamed tensor"
+
+
 def check_count(count: int, what: str) -> None:
     """Refuses a body of more tensors than any op or program has inputs.
 

@@ -13,7 +13,7 @@ import msgspec
 
 from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count
+from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count, field_of
 from tilewire.service.gateway.codecs.shapes import check_shape
 from tilewire.service.gateway.codecs.strict_json import parse_object
 from tilewire.service.ops.op import TensorType
@@ -103,18 +103,18 @@ def _take_metadata(header: dict[str, object]) -> dict[str, str]:
 
 def _read_entry(name: str, entry: object) -> tuple[TensorType, int, int]:
     """Returns type, begin and end of one tensor, consistent with one another."""
-    shown = repr(name[:64])
+    field = field_of(name)
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        raise InvalidRequest(f"{shown}: expected an object with exactly dtype, shape and data_offsets")
+        raise InvalidRequest(f"{field}: expected an object with exactly dtype, shape and data_offsets")
     code = entry["dtype"]
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
         wrong = repr(code[:64]) if isinstance(code, str) else type(code).__name__
-        raise InvalidRequest(f"{shown}: dtype {wrong}; expected one of {', '.join(BY_SAFETENSORS)}")
-    kind = TensorType(dtype.name, check_shape(entry["shape"], f"{shown}: shape"))
-    offsets = check_shape(entry["data_offsets"], f"{shown}: data_offsets")
+        raise InvalidRequest(f"{field}: dtype {wrong}; expected one of {', '.join(BY_SAFETENSORS)}")
+    kind = TensorType(dtype.name, check_shape(entry["shape"], f"{field}: shape"))
+    offsets = check_shape(entry["data_offsets"], f"{field}: data_offsets")
     if len(offsets) != 2 or offsets[1] - offsets[0] != kind.nbytes:
-        raise InvalidRequest(f"{shown}: data_offsets {list(offsets)[:2]} do not span the {kind.nbytes} bytes of {kind}")
+        raise InvalidRequest(f"{field}: data_offsets {list(offsets)[:2]} do not span the {kind.nbytes} bytes of {kind}")
     return kind, offsets[0], offsets[1]
 
 
@@ -123,7 +123,7 @@ def _check_cover(tensors: Mapping[str, tuple[TensorType, int, int]], payload_byt
     for name, (_, begin, end) in sorted(tensors.items(), key=lambda item: item[1][1:]):
         if begin != reached:
             raise InvalidRequest(
-                f"{name[:64]!r}: data_offsets begin at {begin}; expected {reached}, without holes or overlaps"
+                f"{field_of(name)}: data_offsets begin at {begin}; expected {reached}, without holes or overlaps"
             )
         reached = end
     if reached != payload_bytes:
