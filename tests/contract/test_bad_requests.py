@@ -180,6 +180,16 @@ def test_a_detail_about_one_tensor_begins_with_its_name(client: httpx.Client, co
     assert problem["detail"].startswith("a: ")
 
 
+@pytest.mark.parametrize("program", [{"steps": []}, [1, 2]])
+def test_a_program_is_no_part_of_a_call_that_reads_none(client: httpx.Client, program: object) -> None:
+    response = client.post("/v1/softmax", json={"x": [1, 2], "program": program})
+    assert check_problem(response, 400)["detail"].startswith("program: ")
+    # To an upload it is a name as any other.
+    response = client.put("/v1/tensors/named-program", json={"program": [1, 2]})
+    assert (response.status_code, response.json()["shape"]) == (201, [2])
+    assert client.delete("/v1/tensors/named-program").status_code == 204
+
+
 @pytest.mark.parametrize("arrays", [{"": A, "a": A, "b": B}, {"a": A, "b": B, "": A}])
 def test_an_unnamed_tensor_beside_all_inputs_is_400(client: httpx.Client, arrays: dict[str, Any]) -> None:
     check_problem(

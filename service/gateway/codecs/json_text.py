@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 import ml_dtypes
@@ -24,7 +24,7 @@ from tilewire.service.ops.op import TensorType
 # A Python list takes up to 20 times its text: past this, binary formats suit better.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_OUT_ELEMENTS = 2**22
-# Key of a body that is no tensor, but a program to run.
+# Key of a body that carries the program to run.
 PROGRAM_KEY = "program"
 # Numbers that are written at once: a quarter of a millisecond.
 PIECE_ELEMENTS = 2**12
@@ -45,13 +45,16 @@ class Json(Codec):
     def begins(self, first: bytes) -> bool:
         return first.lstrip(b" \t\r\n").startswith(b"{")
 
-    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+    def decode(
+        self, body: memoryview, offset: int, room: Room, *, beside: Collection[str] = ()
+    ) -> Mapping[str, Placed]:
         if body.nbytes > MAX_BODY_BYTES:
             raise BodyTooLarge(
                 f"JSON body: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
             )
         document = parse_document(body, "JSON body").members
-        document.pop(PROGRAM_KEY, None)
+        for name in beside:
+            document.pop(name, None)
         check_count(len(document) - ("dtype" in document), "JSON body")
         default = _dtype(document.pop("dtype", "float32"), "dtype")
         tensors: dict[str, Placed] = {}

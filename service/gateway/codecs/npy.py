@@ -8,7 +8,7 @@ Source: the format as documented in `numpy.lib.format`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -43,7 +43,9 @@ class Npy(Codec):
     def begins(self, first: bytes) -> bool:
         return first.startswith(MAGIC)
 
-    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+    def decode(
+        self, body: memoryview, offset: int, room: Room, *, beside: Collection[str] = ()
+    ) -> Mapping[str, Placed]:
         return {"": read_npy(body, offset, "npy")}
 
     def lead_bytes(self, body: memoryview) -> int | None:

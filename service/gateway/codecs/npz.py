@@ -10,7 +10,7 @@ import io
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
@@ -45,7 +45,9 @@ class Npz(Codec):
     def begins(self, first: bytes) -> bool:
         return first.startswith(MAGIC)
 
-    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+    def decode(
+        self, body: memoryview, offset: int, room: Room, *, beside: Collection[str] = ()
+    ) -> Mapping[str, Placed]:
         tensors: dict[str, Placed] = {}
         with _opened(body) as archive:
             for member, data_at in _members(archive, body):

@@ -7,7 +7,7 @@ in a gateway's event loop, or in a thread when there is much to go through.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -90,13 +90,16 @@ class Codec(abc.ABC):
         """Whether a body that begins with these bytes, 64 or all of a shorter one, is in this format."""
 
     @abc.abstractmethod
-    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+    def decode(
+        self, body: memoryview, offset: int, room: Room, *, beside: Collection[str] = ()
+    ) -> Mapping[str, Placed]:
         """Reads the metadata of a whole body.
 
         Args:
             body: The bytes as received; writable, and read by the engine from the same place later.
             offset: Offset of `body` in the segment.
             room: Memory for inflated or parsed tensors.
+            beside: Names of `metadata` that the call reads: they are no tensors, where a format has both in one place.
 
         Returns:
             Tensors by name; an unnamed tensor has the name "".

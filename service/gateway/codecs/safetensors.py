@@ -6,7 +6,7 @@ cover the payload without holes or overlaps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -38,7 +38,9 @@ class Safetensors(Codec):
             first[PREFIX_BYTES:].startswith(b"{") and int.from_bytes(first[:PREFIX_BYTES], "little") <= MAX_HEADER_BYTES
         )
 
-    def decode(self, body: memoryview, offset: int, room: Room) -> Mapping[str, Placed]:
+    def decode(
+        self, body: memoryview, offset: int, room: Room, *, beside: Collection[str] = ()
+    ) -> Mapping[str, Placed]:
         header = _header_bytes(body)
         payload_bytes = body.nbytes - PREFIX_BYTES - len(header)
         start = offset + PREFIX_BYTES + len(header)

@@ -6,7 +6,7 @@ Owns the choice of formats. Implements `request.adapter`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -73,7 +73,9 @@ class NativeCall(Call, frozen=True, kw_only=True):
     async def decode(self, body: Lease | None, leases: Leases) -> Task:
         codec, placed, lead_bytes = None, dict[str, Placed](), 0 if body is None else None
         if body is not None:
-            codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes)
+            is_run = self.op is PROGRAM_FAMILY and self.program is None
+            beside = (PROGRAM_KEY,) if is_run else ()
+            codec, placed = await read_tensors(self.content_type, body, leases, self.max_json_bytes, beside)
             lead_bytes = codec.lead_bytes(body.view)
         kept = await self.find_program(leases)
         op = self.op if kept is None else kept.op
@@ -132,9 +134,11 @@ def encoder_for(codec: Codec, outputs: Mapping[str, TensorType]) -> Encoder:
 
 
 async def read_tensors(
-    content_type: str | None, body: Lease, leases: Leases, max_json_bytes: int
+    content_type: str | None, body: Lease, leases: Leases, max_json_bytes: int, beside: Collection[str] = ()
 ) -> tuple[Codec, dict[str, Placed]]:
     """Chooses the codec of a body, and reads the tensors' metadata; what is inflated or parsed gets slots of its own.
+
+    `beside` has the names of what is no tensor, as `Codec.decode` takes them.
 
     Raises:
         TilewireError: Raised by `codec_for_body` and `Codec.decode`.
@@ -142,5 +146,5 @@ async def read_tensors(
     codec = codec_for_body(content_type, bytes(body.view[:SNIFF_BYTES]))
     if codec.is_text and body.nbytes > max_json_bytes:
         raise BodyTooLarge(f"body: {body.nbytes} bytes of JSON; the limit is {max_json_bytes}, use safetensors")
-    work_bytes = codec.work_bytes(body.view)
-    return codec, dict(await offload_with_room(work_bytes, leases, codec.decode, body.view, body.offset))
+    work_bytes, decode = codec.work_bytes(body.view), partial(codec.decode, beside=beside)
+    return codec, dict(await offload_with_room(work_bytes, leases, decode, body.view, body.offset))

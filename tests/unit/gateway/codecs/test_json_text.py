@@ -13,7 +13,7 @@ import pytest
 from tests.unit.gateway.codecs.arena_room import NUMPY, ArenaRoom, decode
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, BodyTooLarge, InvalidRequest
-from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, PIECE_ELEMENTS, Json
+from tilewire.service.gateway.codecs.json_text import MAX_BODY_BYTES, PIECE_ELEMENTS, PROGRAM_KEY, Json
 from tilewire.service.gateway.codecs.protocol import MAX_TENSORS
 from tilewire.service.ops.op import TensorType
 
@@ -51,6 +51,14 @@ def test_an_empty_tensor_of_any_shape_leases_nothing() -> None:
     room = ArenaRoom(b'{"x": {"data": [], "shape": [0, 1000000000000]}}')
     assert CODEC.decode(room.body, room.start, room)["x"].type.shape == (0, 10**12)
     assert room.leased == []
+
+
+def test_a_program_is_beside_the_tensors_where_the_call_reads_one() -> None:
+    room = ArenaRoom(b'{"x": [1], "program": {"steps": []}}')
+    assert CODEC.decode(room.body, room.start, room, beside=[PROGRAM_KEY]).keys() == {"x"}
+    assert CODEC.metadata(room.body) == {PROGRAM_KEY: '{"steps": []}'}
+    with pytest.raises(InvalidRequest, match=r"^program: "):
+        CODEC.decode(room.body, room.start, room)
 
 
 def test_nan_and_infinity_are_bare() -> None:
