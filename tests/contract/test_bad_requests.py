@@ -63,6 +63,7 @@ BAD_TENSORS: list[tuple[str, str, dict[str, Any], str]] = [
     ("add", "?alpha=0.5", {"a": square("int32"), "b": square("int32")}, "alpha"),
     ("add", "?alpha=100000000000000000000000", {"a": square(), "b": square()}, "alpha"),
     ("add", "?alpha=-100000000000000000000000", {"a": square("int64"), "b": square("int64")}, "alpha"),
+    ("add", "?alpha=1e999", {"a": square(), "b": square()}, "alpha"),
     ("add", "?alpha=9223372036854775808", {"a": square(), "b": square()}, "alpha"),
     ("add", "?out_dtype=int8", {"a": square("int32"), "b": square("int32")}, "out_dtype"),
 ]

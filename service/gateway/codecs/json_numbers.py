@@ -87,21 +87,20 @@ def parse_document(data: bytes | memoryview, what: str) -> Document:
     return Document(parse_object(rest, what, arrays), rest)
 
 
-def read_numbers(field: str, value: object, dtype: str, overflow_what: str | None = None) -> Numbers:
+def read_numbers(field: str, value: object, dtype: str) -> Numbers:
     """Reads nested lists.
 
     Args:
         field: Name of the tensor in error texts.
         value: As parsed: nested lists of numbers, a long array, or a single number.
         dtype: Dtype of the tensor.
-        overflow_what: Name in the error text for a number beyond the range of a float in a long array. None to read it
-            as infinity.
 
     Raises:
-        InvalidRequest: Anything but numbers of the dtype in lists of equal lengths.
+        InvalidRequest: Anything but numbers of the dtype in lists of equal lengths. A number beyond the range of a float is
+            found in a long array; elsewhere it was parsed as infinity, and `refuse_overflow` finds it.
     """
     if isinstance(value, LongArray):
-        return Numbers(*_read_long(field, value.text, dtype, overflow_what, 1))
+        return Numbers(*_read_long(field, value.text, dtype, 1))
     shape, numbers = _flatten(field, value)
     return Numbers(shape, [_converted(field, dtype, numbers)] if numbers else [])
 
@@ -210,9 +209,7 @@ def _trimmed(text: memoryview) -> memoryview:
     return text[begin:end]
 
 
-def _read_long(
-    field: str, text: memoryview, dtype: str, overflow_what: str | None, depth: int
-) -> tuple[tuple[int, ...], list[Array]]:
+def _read_long(field: str, text: memoryview, dtype: str, depth: int) -> tuple[tuple[int, ...], list[Array]]:
     """Reads the elements of a list one piece after the other; those longer than a piece are lists of their own."""
     count, row, arrays = 0, None, []
     begin, end, inner = 0, -1, text[1:-1]
@@ -225,11 +222,11 @@ def _read_long(
             if not num:
                 raise InvalidRequest(f"{field}: a list holds a comma without a number")
             more = [_converted(field, dtype, numbers)] if numbers else []
-            if overflow_what is not None and Numbers((), more).has_infinity:
-                refuse_overflow(bytes(piece), overflow_what)
+            if Numbers((), more).has_infinity:
+                refuse_overflow(bytes(piece), field)
         elif (piece[0], piece[-1]) == (_OPEN, _CLOSE):
             num = 1
-            own, more = _read_long(field, piece, dtype, overflow_what, depth + 1)
+            own, more = _read_long(field, piece, dtype, depth + 1)
         else:
             raise InvalidRequest(f"{field}: expected numbers in nested lists")
         if row not in (None, own):

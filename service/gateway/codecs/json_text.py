@@ -18,12 +18,13 @@ from tilewire.service.gateway.codecs.json_numbers import Numbers, parse_document
 from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count, field_of
 from tilewire.service.gateway.codecs.rests import rest
 from tilewire.service.gateway.codecs.shapes import check_shape
-from tilewire.service.gateway.codecs.strict_json import kind_of
+from tilewire.service.gateway.codecs.strict_json import kind_of, refuse_overflow
 from tilewire.service.ops.op import TensorType
 
 # A Python list takes up to 20 times its text: past this, binary formats suit better.
 MAX_BODY_BYTES = 64 * 2**20
 MAX_OUT_ELEMENTS = 2**22
+WHAT = "JSON body"
 # Key of a body that carries the program to run.
 PROGRAM_KEY = "program"
 # Numbers that are written at once: a quarter of a millisecond.
@@ -50,21 +51,27 @@ class Json(Codec):
     ) -> Mapping[str, Placed]:
         if body.nbytes > MAX_BODY_BYTES:
             raise BodyTooLarge(
-                f"JSON body: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
+                f"{WHAT}: {body.nbytes} bytes; at most {MAX_BODY_BYTES} are read, use safetensors for more"
             )
-        document = parse_document(body, "JSON body").members
+        whole = parse_document(body, WHAT)
+        document = whole.members
         for name in beside:
             document.pop(name, None)
-        check_count(len(document) - ("dtype" in document), "JSON body")
+        check_count(len(document) - ("dtype" in document), WHAT)
         default = _dtype(document.pop("dtype", "float32"), "dtype")
         tensors: dict[str, Placed] = {}
+        infinite: dict[str, str] = {}
         for name, value in document.items():
             dtype, shape, numbers = _read_tensor(field_of(name), value, default)
+            if numbers.has_infinity:
+                infinite[name] = field_of(name)
             tensors[name] = place(TensorType(dtype, shape), numbers, (offset, room))
+        if infinite:
+            refuse_overflow(whole.rest, WHAT, infinite)
         return tensors
 
     def metadata(self, body: memoryview) -> Mapping[str, str]:
-        program = parse_document(body, "JSON body").members.get(PROGRAM_KEY)
+        program = parse_document(body, WHAT).members.get(PROGRAM_KEY)
         return {} if program is None else {PROGRAM_KEY: json.dumps(program, default=_refuse_long)}
 
     def work_bytes(self, body: memoryview) -> int:

@@ -86,25 +86,48 @@ def _parse(data: bytes | memoryview, what: str, decoder: json.JSONDecoder, *, is
         raise InvalidRequest(f"{what}: {reason}") from None
 
 
-def refuse_overflow(data: bytes | memoryview, what: str) -> None:
+def refuse_overflow(data: bytes | memoryview, what: str, fields: Mapping[str, str] | None = None) -> None:
     """Looks for numbers beyond the range of a float, which `parse_object` has read as infinity.
 
     It reads the text a second time and calls back for each fraction: for texts in which an infinity was found.
 
+    Args:
+        data: An object, or elements of a list, that were parsed before.
+        what: Name in error texts.
+        fields: Members of the object that are looked at, with the names that stand in error texts instead; None for all
+            that the text has.
+
     Raises:
         InvalidRequest: A number such as 1e999. A bare `Infinity` is none.
     """
-    try:
-        _FINITE_DECODER.decode(f"[{_text_of(data)}]")
-    except ValueError as error:
-        raise InvalidRequest(f"{what}: {error}") from None
+    elements = _MARKING_DECODER.decode(f"[{_text_of(data)}]")
+    found = {what: elements} if fields is None else {field: elements[0][key] for key, field in fields.items()}
+    for field, value in found.items():
+        if (text := _overflow_in(value)) is not None:
+            raise InvalidRequest(f"{field}: {text[:64]} is beyond the range of a float; infinity is written Infinity")
 
 
-def _finite(text: str) -> float:
+class _Overflow(msgspec.Struct, eq=False):
+    """Stands for a number beyond the range of a float."""
+
+    text: str
+
+
+def _marked(text: str) -> float | _Overflow:
     number = float(text)
-    if math.isinf(number):
-        raise ValueError(f"{text[:64]} is beyond the range of a float; infinity is written Infinity")
-    return number
+    return _Overflow(text) if math.isinf(number) else number
+
+
+def _overflow_in(value: object) -> str | None:
+    """Returns the text of a number that was marked, if there is one."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, _Overflow):
+            return one.text
+        if isinstance(one, list | dict):
+            left.extend(one.values() if isinstance(one, dict) else one)
+    return None
 
 
 def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -128,4 +151,4 @@ def _text_of(data: bytes | memoryview) -> str:
 
 # `json.loads` with a hook would build one of these for every call, at a third of the cost of a tensor's header.
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_duplicates)
-_FINITE_DECODER = json.JSONDecoder(parse_float=_finite)
+_MARKING_DECODER = json.JSONDecoder(parse_float=_marked)

@@ -157,7 +157,7 @@ def _spoken(kind: TensorType) -> str:
 def _read_numbers(name: str, kind: TensorType, data: object) -> Numbers:
     if kind.dtype.startswith("float8"):
         raise InvalidRequest(f"{name}: float8 has no numbers in JSON; send it as binary data")
-    numbers = read_numbers(f"{name}: data", data, kind.dtype, WHAT)
+    numbers = read_numbers(f"{name}: data", data, kind.dtype)
     shape = numbers.shape
     if numbers.count != kind.num_elements:
         raise InvalidRequest(

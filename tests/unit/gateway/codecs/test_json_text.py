@@ -62,10 +62,26 @@ def test_a_program_is_beside_the_tensors_where_the_call_reads_one() -> None:
 
 
 def test_nan_and_infinity_are_bare() -> None:
-    got = decode(CODEC, b'{"x": [NaN, Infinity, -Infinity, 1e999]}')["x"]
-    np.testing.assert_array_equal(got, [np.nan, np.inf, -np.inf, np.inf])
-    parts = CODEC.encode({"out": TensorType("float32", (4,))}, [memoryview(got.tobytes())])
-    assert b"".join(parts) == b'{"out":[NaN,Infinity,-Infinity,Infinity],"dtype":"float32","shape":[4]}'
+    got = decode(CODEC, b'{"x": [NaN, Infinity, -Infinity]}')["x"]
+    np.testing.assert_array_equal(got, [np.nan, np.inf, -np.inf])
+    parts = CODEC.encode({"out": TensorType("float32", (3,))}, [memoryview(got.tobytes())])
+    assert b"".join(parts) == b'{"out":[NaN,Infinity,-Infinity],"dtype":"float32","shape":[3]}'
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+@pytest.mark.parametrize(
+    "value",
+    ["{}", "[[Infinity, {}]]", '{{"data": [{}]}}', f"[{'1.5, ' * 20_000} Infinity, {{}}]"],
+    ids=lambda value: value[:20],
+)
+def test_a_number_past_the_range_of_a_float_is_refused(value: str, number: str) -> None:
+    body = f'{{"a": [Infinity], "x": {value.format(number)}}}'.encode()
+    with pytest.raises(InvalidRequest, match=rf"^x: {number} is beyond the range of a float"):
+        decode(CODEC, body)
+
+
+def test_a_number_past_the_range_of_its_dtype_is_infinity() -> None:
+    assert decode(CODEC, b'{"x": [1e39, -1e39]}')["x"].tolist() == [math.inf, -math.inf]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
