@@ -20,7 +20,7 @@ from tilewire.service.match import Match
 from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.program.definition import CALLS, RESIDENT, Program, check_program_name, parse_program
 from tilewire.service.ops.program.op import ProgramOp
-from tilewire.service.ops.program.planning import check_possible
+from tilewire.service.ops.program.planning import check_possible, infer_types
 from tilewire.service.ops.registry import OPS, is_program, program_of, program_resident
 
 # Attempts to fetch a text that is replaced meanwhile.
@@ -129,9 +129,9 @@ class Programs:
             raise _unknown(name, "program") from None
 
     async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
-        """Returns dtypes and shapes of a program's values for some sizes that work, as far as its residents exist and fit."""
+        """Returns dtypes and shapes of a program's values, with -1 for sizes that may vary, as far as its residents fit."""
         try:
-            return check_possible(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+            return infer_types(kept.op.program, await self._residents_of(kept.op.program), self._limits)
         except (InvalidRequest, BeyondLimit, Lost):
             return {}
 

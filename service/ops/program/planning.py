@@ -143,6 +143,34 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
         InvalidRequest: A step that cannot work; the detail has its number.
         BeyondLimit: A value over the limits whatever the sizes.
     """
+    return _SizeSearch(program, limits, _sizes_of(program, residents)).run(residents)
+
+
+def infer_types(program: Program, residents: Mapping[str, TensorType], limits: Limits) -> Mapping[str, TensorType]:
+    """Returns dtype and shape of the values of a program that can work, with -1 for each size that may vary.
+
+    A size counts as known that comes out the same whether small sizes are tried first or large ones, one larger than all
+    that are named among them. Where not every assignment can be tried, none counts.
+
+    Raises:
+        InvalidRequest: Raised by `check_possible`.
+        BeyondLimit: Likewise.
+    """
+    sizes = _sizes_of(program, residents)
+    sizes.append(2 * sizes[-1] + 1)
+    searches = [_SizeSearch(program, limits, order) for order in (sizes, sizes[::-1])]
+    small, large = (search.run(residents) for search in searches)
+    is_thorough = all(search.is_thorough for search in searches)
+
+    def merged(name: str, one: TensorType) -> TensorType:
+        other = large[name].shape if is_thorough and name in large else (ANY,) * len(one.shape)
+        return TensorType(one.dtype, tuple(a if a == b else ANY for a, b in zip(one.shape, other, strict=True)))
+
+    return {name: merged(name, one) for name, one in small.items()}
+
+
+def _sizes_of(program: Program, residents: Mapping[str, TensorType]) -> list[int]:
+    """Returns the sizes that are tried for each -1, in order."""
     known = {dim for one in program.inputs.values() for dim in one.shape if dim > 0}
     known |= {dim for one in residents.values() for dim in one.shape if dim > 0}
     # An option such as `k` is the size of a result.
@@ -153,7 +181,7 @@ def check_possible(program: Program, residents: Mapping[str, TensorType], limits
         if type(value) is int and value > 0
     }
     # One row; a size that nothing names; more than any k.
-    return _SizeSearch(program, limits, sorted(known | {1, 3, 2048})).run(residents)
+    return sorted(known | {1, 3, 2048})
 
 
 class _Conflict(msgspec.Struct, frozen=True):
@@ -170,14 +198,18 @@ class _Conflict(msgspec.Struct, frozen=True):
 
 
 class _SizeSearch:
-    """Depth-first search for sizes of the -1s. A step that fails sends it back to the last that sized one of its operands."""
+    """Depth-first search for sizes of the -1s. A step that fails sends it back to the last that sized one of its operands.
+
+    Attributes:
+        is_thorough: Whether every assignment of the sizes would have been tried.
+    """
 
     def __init__(self, program: Program, limits: Limits, sizes: Sequence[int]) -> None:
         self._program = program
         self._limits = limits
         self._sizes = sizes
         self._plans_left = MAX_PLANS
-        self._tried_all = True
+        self._tried_all = self.is_thorough = True
         # Number of failures of each step, by their text.
         self._failures: dict[int, Counter[str]] = {}
 
@@ -212,6 +244,7 @@ class _SizeSearch:
         step = steps[index]
         operands = {source: values[source] for source in step.inputs.values()}
         unsized = frozenset(name for name, one in operands.items() if ANY in one.shape)
+        self.is_thorough &= self._can_try_all(operands)
         origin = frozenset[str]().union(*(origins[source] for source in operands))
         worst, blamed = None, origin
         for sized in self._sized(operands):
@@ -223,6 +256,7 @@ class _SizeSearch:
                 blamed |= found.inputs
             worst = found if worst is None or found.number >= worst.number else worst
             if self._plans_left <= 0:
+                self.is_thorough = False
                 break
         self._tried_all &= self._plans_left > 0 and self._can_try_all(operands)
         assert worst is not None, "This is a bug."

@@ -85,7 +85,7 @@ def _output_of(name: str, kind: TensorType | None) -> Tensor:
     """An output of a program; one that depends on residents that are not there, or do not fit, has no known rank."""
     if kind is None:
         return Tensor(name, DATATYPE, (-1,))
-    return Tensor(name, DTYPES[kind.dtype].oip, (-1,) * len(kind.shape))
+    return Tensor(name, DTYPES[kind.dtype].oip, kind.shape)
 
 
 def model_of_op(op: AnyOp) -> Model:

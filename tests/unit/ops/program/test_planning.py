@@ -13,7 +13,7 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest
 from tilewire.service.ops.op import JoinStrategy, Limits, TensorType
 from tilewire.service.ops.program.definition import Program, check_program
 from tilewire.service.ops.program.op import ProgramOp, ProgramOptions
-from tilewire.service.ops.program.planning import ALIGN_BYTES, check_possible, place_values, plan_program
+from tilewire.service.ops.program.planning import ALIGN_BYTES, check_possible, infer_types, place_values, plan_program
 from tilewire.service.ops.registry import OPS
 
 LIMITS = Limits()
@@ -154,6 +154,34 @@ def test_what_can_never_work_is_refused_at_the_upload(
 )
 def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str, TensorType]) -> None:
     check_possible(whole, residents, LIMITS)
+
+
+SUM = {"op": "add", "inputs": {"a": "x", "b": "y"}, "as": "s"}
+FIRST = {"op": "topk", "inputs": {"x": "x"}, "options": {"k": 5000}, "as": ["v", "i"]}
+
+
+@pytest.mark.parametrize(
+    ("whole", "residents", "shapes"),
+    [
+        (MLP, {"w1": f32(8, 16), "w2": f32(16, 4)}, {"x": (-1, 8), "h": (-1, 16), "p": (-1, 4)}),
+        (program([softmax("x", "p")], "p", shape=(3, 8)), {}, {"p": (3, 8)}),
+        # The sum decides the columns of both.
+        (program([TOP, ADD_TOP], "y", shape=(-1, -1)), {}, {"v": (-1, 5), "y": (-1, 5)}),
+        # Five thousand is the least, not the only size.
+        (program([FIRST, softmax("x", "p")], "v", "p", shape=(2, -1)), {}, {"v": (2, 5000), "p": (2, -1)}),
+        (program([{**SUM, "inputs": {"a": "x", "b": "@c"}}], "s", shape=(-1,)), {"c": f32(768)}, {"s": (768,)}),
+        # Either may be broadcast, or both have any number of rows.
+        (program([SUM], "s", y={"dtype": "float32", "shape": [-1, 8]}), {}, {"s": (-1, 8)}),
+        (FREE, {"u": f32(7, 5), "v": f32(6, 4), "w": f32(9, 2)}, {"p": (-1, 5), "q": (-1, 4), "r": (-1, 2)}),
+        (WIDE, {"w": f32(33, 33)}, {"x": (-1, -1)}),
+        (MLP, {"w1": f32(8, 16)}, {"h": (-1, 16)}),
+    ],
+)
+def test_sizes_that_are_known_and_others(
+    whole: Program, residents: dict[str, TensorType], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    found = infer_types(whole, residents, LIMITS)
+    assert {name: one.shape for name, one in found.items() if name in shapes} == shapes
 
 
 def joint(whole: Program, types: dict[str, TensorType]) -> JoinStrategy | None:
