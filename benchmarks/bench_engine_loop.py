@@ -73,7 +73,7 @@ def measure(batch: int, rounds: int) -> list[float]:
     mappings = HostMappings(lambda call: mailbox.post(Call(call)))
     regions = Regions(backend, vault, mappings, max_bytes=0, max_copied_bytes=0)
     transfers = TransferThread(backend, lambda call: mailbox.post(Call(call)))
-    residents.add([("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))], transfers.run)
+    residents.add([("w", HostBytes(torch.zeros(B.nbytes, dtype=torch.uint8), B, 0))], transfers.run, 0.0)
     store = TensorStore(backend, residents, regions, metrics, transfers)
     engine = EngineLoop(0, mailbox, backend, store, mappings, metrics)
     ours, theirs = socket.socketpair()

@@ -80,7 +80,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name without the `@`.
-        created: Unix time in seconds of its upload.
+        created: Unix time in seconds of its upload, or of the last change of its file.
         last_used: Unix time in seconds of the last request that read it, or None.
         version: Position of its last change in the home engine's order; 0 for a tensor that was loaded from a file.
         placement: Engines that shall hold it.
@@ -106,8 +106,11 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     @property
     def tag(self) -> int:
-        """Version that clients see: that of its file, or else that of its home engine."""
-        return self.stored or self.version
+        """Version that clients see: that of its file in the folder of `--store`, or that of its home engine.
+
+        One of another file has the time of the file's last change, in microseconds as in that folder.
+        """
+        return self.stored or self.version or int(self.created * 1e6)
 
 
 class RegionInfo(msgspec.Struct, frozen=True):

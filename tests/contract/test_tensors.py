@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -210,6 +213,45 @@ def test_tensors_dir_is_loaded_before_ready(
         np.testing.assert_array_equal(got, half)
         response = client.post("/v1/matmul?b=@model/w", content=to_safetensors({"a": A}), headers=SAFETENSORS)
         np.testing.assert_allclose(decode(TYPES["safetensors"], response.content), A @ B, rtol=1e-5)
+
+
+def test_a_file_that_changed_between_two_starts_has_another_version(start_server: StartServer, tmp_path: Path) -> None:
+    tensors, programs = tmp_path / "tensors", tmp_path / "programs"
+    paths = {tensors / "model.safetensors": "/v1/tensors/model/w", programs / "soft.json": "/v1/programs/soft"}
+    step = {"op": "softmax", "inputs": {"x": "x"}, "as": "p"}
+    folders = {"--tensors-dir": tensors, "--programs-dir": programs, "--store": tmp_path / "store"}
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB", *(str(one) for pair in folders.items() for one in pair))
+    for folder in folders.values():
+        folder.mkdir()
+    seen: dict[str, list[str]] = {url: [] for url in paths.values()}
+    for start in range(3):
+        if start != 1:
+            (tensors / "model.safetensors").write_bytes(to_safetensors({"w": A + start}))
+            steps = [{**step, "options": {"log": start > 0}}]
+            program = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}}, "steps": steps, "outputs": ["p"]}
+            (programs / "soft.json").write_text(json.dumps(program))
+            for path in paths:
+                # As a copy that keeps the times of the original.
+                os.utime(path, (1, 1))
+        server = start_server(*flags)
+        with server.client() as client:
+            for url, tags in seen.items():
+                known = {"if-none-match": tags[-1]} if tags else {}
+                response = client.get(url, headers=known)
+                assert response.status_code == (304 if start == 1 else 200)
+                tags.append(response.headers["etag"])
+                assert client.get(url, headers={"if-match": tags[-1]}).status_code == 200
+            tag = seen["/v1/tensors/model/w"][-1]
+            assert client.head("/v1/tensors/model/w").headers["etag"] == tag
+            if start == 2:
+                # It stands in no folder of the store, and a change may demand it all the same.
+                changes = [
+                    client.put("/v1/tensors/model/w", content=to_npy(A), headers={"if-match": tag}) for _ in "12"
+                ]
+                assert [one.status_code for one in changes] == [200, 412]
+        server.stop()
+    for first, second, third in seen.values():
+        assert first == second != third
 
 
 @pytest.mark.parametrize("name", ["dtype", "shape", "__metadata__"])

@@ -46,10 +46,11 @@ def load_program(residents: Residents, path: Path, run: Callable[[Steps], None])
         if not path.is_file():
             raise InvalidRequest("not a regular file")
         check_program_name(path.stem, CALLS.union(OPS))
+        changed_s = _changed_s(path)
         text = bytearray(parse_program(path.read_bytes(), OPS).text.encode())
         flat = torch.frombuffer(text, dtype=torch.uint8)
         kind = TensorType("int8", (len(text),))
-        residents.add([(program_resident(path.stem), HostBytes(flat, kind, 0))], run)
+        residents.add([(program_resident(path.stem), HostBytes(flat, kind, 0))], run, changed_s)
     except (OSError, TilewireError) as error:
         raise TensorsDirError(f"programs_dir: {path.name!r}: {error}") from error
 
@@ -61,16 +62,24 @@ def load_tensors(residents: Residents, path: Path, run: Callable[[Steps], None])
         TensorsDirError: It cannot be read, or is no regular file. Its name can be reached by no request, its dtype is
             not served, or it does not fit the quota.
     """
+    # Opening a pipe waits for its writer.
+    if not path.is_file():
+        raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
     try:
-        residents.add(_tensors_of(path), run)
+        residents.add(_tensors_of(path), run, _changed_s(path))
     except (OSError, SafetensorError, ResidentQuota, TooBusy) as error:
         raise TensorsDirError(f"tensors_dir: {path.name!r}: {error}") from error
 
 
+def _changed_s(path: Path) -> float:
+    """Returns the Unix time of a file's last change, before it is read.
+
+    That of its inode: the time of its content can be set, and is the same in every copy by `cp -p`.
+    """
+    return path.stat().st_ctime
+
+
 def _tensors_of(path: Path) -> Iterator[tuple[str, HostBytes]]:
-    # Opening a pipe waits for its writer.
-    if not path.is_file():
-        raise TensorsDirError(f"tensors_dir: {path.name!r} is not a regular file")
     with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  (it is no mapping: it cannot be iterated)
             name = f"{path.stem}/{key}"

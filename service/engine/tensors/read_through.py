@@ -294,7 +294,7 @@ class ReadThrough:
     def _condition(self, name: str, match: Match | None) -> Match | None:
         """Returns the condition on the folder of a change that may demand a result which only this host has."""
         resident = self._residents.at(name)
-        if match is None or resident is None or resident.info.stored or not is_match(match, resident.info.version):
+        if match is None or resident is None or resident.info.stored or not is_match(match, resident.info.tag):
             return match
         return Base(resident.info.base)
 

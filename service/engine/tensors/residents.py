@@ -507,12 +507,13 @@ class Residents:
                 f"{name}: {len(self._kept)} tensors were uploaded; the system's limits of open files and mappings allow no more"
             )
 
-    def add(self, tensors: Iterable[tuple[str, HostBytes]], run: Callable[[Steps], None]) -> None:
+    def add(self, tensors: Iterable[tuple[str, HostBytes]], run: Callable[[Steps], None], changed_s: float) -> None:
         """Makes the tensors of a file resident: all of them, or none.
 
         Args:
             tensors: Their names, and memory that they may keep.
             run: Brings one to the device and waits for it.
+            changed_s: Unix time of the file's last change, from which clients see the version.
 
         Raises:
             ResidentQuota: The quota would be exceeded.
@@ -523,7 +524,7 @@ class Residents:
         for name, source in tensors:
             nbytes += source.type.nbytes
             self._check_quota(name, nbytes)
-            resident = Resident(TensorInfo(name, source.type, self._clock()))
+            resident = Resident(TensorInfo(name, source.type, changed_s))
             run(begin_arrival(self._backend, resident, source))
             added.append(resident)
         for resident in added:
