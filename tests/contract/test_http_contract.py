@@ -323,6 +323,27 @@ def test_what_is_no_request_is_told_why(raw: Raw, bad: bytes, said: str) -> None
     assert connection.is_closed()
 
 
+@pytest.mark.parametrize("refused", [b"bad header\r\n\r\n", b"host: again\r\n\r\n", b"x-long: " + b"a" * 2**17])
+def test_a_refused_head_has_the_id_that_was_read(raw: Raw, refused: bytes) -> None:
+    given = b"GET /healthz HTTP/1.1\r\nhost: tests\r\nx-request-id: first\r\n"
+    for head_before in (given, given.replace(b"first", b"two words"), given.replace(b"x-request-id", b"x-other")):
+        connection = raw()
+        connection.send(head_before + refused)
+        answer = connection.answer()
+        assert answer.status == 400
+        assert answer.headers["x-request-id"] == answer.json()["request_id"]
+        assert (answer.headers["x-request-id"] == "first") is (head_before is given)
+    # Nor has it that of the request before.
+    for sent in (b"GET / HTTP/1.1\r\nhost: tests\r\n" + refused, b"\0"):
+        connection = raw()
+        connection.send(given + b"\r\n")
+        assert connection.answer().headers["x-request-id"] == "first"
+        connection.send(sent)
+        answer = connection.answer()
+        assert answer.status == 400
+        assert answer.headers["x-request-id"] != "first"
+
+
 def test_a_connection_closes_behind_connect(raw: Raw) -> None:
     connection = raw()
     connection.send(b"CONNECT tests:443 HTTP/1.1\r\nhost: tests:443\r\n\r\n" + head("GET", "/healthz"))

@@ -223,9 +223,10 @@ def test_connections_over_the_limit_are_answered_503(start_server: StartServer) 
             connection.send(MATMUL)
             check_product(connection.answer().body)
         with RawConnection(server.connect()) as third:
-            third.send(MATMUL)
+            third.send(MATMUL.replace(b"\r\n", b"\r\nX-Request-Id: third\r\n", 1))
             answer = third.answer()
             assert answer.status == 503
+            assert answer.headers["x-request-id"] == answer.json()["request_id"] == "third"
             assert int(answer.headers["retry-after"]) >= 1
             assert "limit" in answer.json()["detail"]
             assert third.is_closed()

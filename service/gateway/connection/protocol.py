@@ -11,7 +11,7 @@ import asyncio
 import math
 import urllib.parse
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httptools
@@ -33,7 +33,7 @@ from tilewire.service.gateway.connection.stream import RequestStream
 from tilewire.service.gateway.request.adapter import FindTarget
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import handle
-from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, HeadKey, key_of, read_head
+from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, HeadKey, key_of, read_head, request_id_in
 from tilewire.service.gateway.request.response import connection_error
 
 # Method, target, version.
@@ -132,7 +132,8 @@ class TilewireProtocol(HttpToolsProtocol):
             # Others may have left while this one was idle, or were probes of its health.
             if len(self.connections) > self.max_connections:
                 self.url = _target_of(chunk)
-                self._refuse(Unavailable(f"this gateway has {self.max_connections} connections, which is its limit"))
+                too_many = Unavailable(f"this gateway has {self.max_connections} connections, which is its limit")
+                self._refuse(too_many, _headers_of(chunk))
         if self.is_refused:
             return
         self._key = key
@@ -144,9 +145,13 @@ class TilewireProtocol(HttpToolsProtocol):
 
     def _parse(self, chunk: bytes) -> None:
         before = self._num_requests, self._is_in_head, self._limits.body_bytes
+        was_between = self._is_between
         try:
             self.parser.feed_data(chunk)
         except httptools.HttpParserError as error:
+            if was_between and self._num_requests == before[0]:
+                # The request begins with these bytes. The parser does not report a header until it has seen the next one.
+                self.headers = _headers_of(chunk)
             self.send_400_response(_reason_of(error))
         self._take_pieces()
         if self.is_refused or self._is_between:
@@ -318,12 +323,14 @@ class TilewireProtocol(HttpToolsProtocol):
             # The body itself is broken: nobody waits for what it would have given.
             cycle.disconnected = True
             cycle.notify()
-        self._refuse(InvalidRequest(f"request: {msg}"))
+        # Between two requests, they are those of the last one.
+        headers = [] if self._is_between else self.headers
+        self._refuse(InvalidRequest(f"request: {msg}"), headers)
 
-    def _refuse(self, error: TilewireError) -> None:
-        """Answers an error that belongs to no request of the application, and closes."""
+    def _refuse(self, error: TilewireError, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Answers an error that belongs to no request of the application, and closes; `headers` are those that were read."""
         self.is_refused = True
-        self.transport.write(connection_error(error, self.url))
+        self.transport.write(connection_error(error, self.url, request_id_in(headers)))
         self.linger()
 
     def linger(self) -> None:
@@ -417,6 +424,13 @@ def _target_of(head: bytes) -> bytes:
     """Target of an unread request, or nothing when its line is not whole."""
     words = head[:MAX_HEAD_BYTES].partition(b"\r\n")[0].split(b" ")
     return words[1] if len(words) == REQUEST_LINE_WORDS else b""
+
+
+def _headers_of(head: bytes) -> list[tuple[bytes, bytes]]:
+    """Returns the names, in lower case, and values of those lines of an unread head that are whole."""
+    text, end, _ = head[:MAX_HEAD_BYTES].lstrip(b"\r\n").partition(b"\r\n\r\n")
+    parts = [line.partition(b":") for line in (text + end).split(b"\r\n")[1:-1]]
+    return [(name.lower(), value) for name, _, value in parts]
 
 
 def _reason_of(error: httptools.HttpParserError) -> str:

@@ -140,9 +140,9 @@ def is_rest_small(context: RequestContext) -> bool:
     return is_small and not context.received_bytes
 
 
-def connection_error(error: TilewireError, url: bytes) -> bytes:
-    """A whole answer to bytes that became no request, in the form of the path as far as it was read."""
-    request_id = os.urandom(16).hex()
+def connection_error(error: TilewireError, url: bytes, given_id: str | None) -> bytes:
+    """A whole answer to bytes that became no request, in the form of the path and with its id as far as they were read."""
+    request_id = given_id or os.urandom(16).hex()
     path = unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1")
     body, content_type = _error_body(error, request_id, path)
     retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
