@@ -253,6 +253,20 @@ async def end_one_side(client: Client) -> None:
     client.leave()
 
 
+def end_one_side_early(*pieces: bytes) -> Callable[[Client], Awaitable[None]]:
+    """Ends the client's side in the body."""
+
+    async def play(client: Client) -> None:
+        for piece in pieces:
+            await client.send(piece)
+        client.sock.shutdown(socket.SHUT_WR)
+        await client.read(400)
+        await client.read_end()
+        client.leave()
+
+    return play
+
+
 async def end_one_side_while_computed(client: Client) -> None:
     num_jobs = len(client.bench.engine.jobs)
     await client.send(SUM)
@@ -305,6 +319,8 @@ ENDINGS: dict[str, Ending] = {
     "left while much is computed": Ending(left_while_computed(LARGE_SUM), is_held=True),
     "left while downloading": Ending(leave_while_downloading),
     "one side ended": Ending(end_one_side),
+    "one side ended in a body": Ending(end_one_side_early(SUM[:-10])),
+    "one side ended in a chunk": Ending(end_one_side_early(CHUNKED, CHUNKS[:-10])),
     "one side ended while computed": Ending(end_one_side_while_computed, is_held=True),
     "refused for its body": Ending(answered(400, post("/v1/add?b=@w", b"no tensor", content_type=TYPES["npy"]))),
     "refused before its body": Ending(answered(404, post("/v1/nothing", LARGE))),

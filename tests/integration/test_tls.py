@@ -140,6 +140,19 @@ def test_a_client_that_ends_its_side_is_still_answered(
     assert answer.endswith(b"\r\n\r\n" + to_npy(doubled))
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_client_that_ends_its_side_within_a_body_is_answered_400(
+    secure: LiveServer, certificates: Certificates, version: ssl.TLSVersion
+) -> None:
+    context = certificates.context()
+    context.maximum_version = version
+    with socket.create_connection((secure.host, secure.port), timeout=20) as sock:
+        tls = BareTls(sock, context, secure.host)
+        tls.send(post("/v1/add", body_of(1000)[0])[:-10])
+        tls.end()
+        assert tls.read_all().startswith(b"HTTP/1.1 400 ")
+
+
 class BareTls:
     """TLS of a client that ends its side and reads on, which no socket of Python's does.
 

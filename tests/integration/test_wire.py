@@ -5,6 +5,7 @@ After each of them the server answers the next request and holds no memory for t
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -338,8 +339,42 @@ def test_a_large_body_and_then_the_end_of_one_side(raw: Raw) -> None:
     assert connection.is_closed()
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTT", MATMUL[:-1]])
-def test_the_end_of_one_side_before_a_whole_request_ends_the_connection(raw: Raw, sent: bytes) -> None:
+HALVES = {
+    "nothing of it": head("POST", "/v1/matmul", content_length="1000", x_request_id="half"),
+    "most of it": head("POST", "/v1/matmul", content_length=str(len(BODY)), x_request_id="half") + BODY[:-1],
+    "much": head("POST", "/v1/matmul", content_length=str(2**23), x_request_id="half") + bytes(2**22),
+    "in a chunk": head("POST", "/v1/matmul", transfer_encoding="chunked", x_request_id="half") + b"5\r\nab",
+    "between chunks": head("POST", "/v1/matmul", transfer_encoding="chunked", x_request_id="half") + b"2\r\nab\r\n",
+    "of an upload": head("PUT", "/v1/tensors/half", content_length="1000", x_request_id="half") + b"x",
+    "of v2": head("POST", "/v2/models/matmul/infer", content_length="1000", x_request_id="half") + b"{",
+}
+
+
+@pytest.mark.parametrize("sent", HALVES.values(), ids=HALVES)
+def test_half_a_body_and_the_end_of_one_side_are_400(raw: Raw, client: httpx.Client, sent: bytes) -> None:
+    count = "tilewire_requests_total"
+    before = total(scrape(client), count, op="matmul", code="400")
+    is_counted = b"matmul" in sent
+    # The first head is new to the server, the others are not.
+    for _ in range(3):
+        connection = raw()
+        connection.send(sent)
+        connection.sock.shutdown(socket.SHUT_WR)
+        answer = connection.answer()
+        assert answer.status == 400
+        problem = answer.json()
+        assert re.search(
+            r"^body: the client ended its side after \d+ bytes", problem.get("detail", problem.get("error"))
+        )
+        assert answer.headers["x-request-id"] == "half"
+        assert answer.headers["connection"] == "close"
+        assert connection.is_closed()
+    assert settles(client, lambda now: total(now, count, op="matmul", code="400") == before + 3 * is_counted)
+    assert settles(client, is_idle)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTT", MATMUL[:20]])
+def test_the_end_of_one_side_within_a_head_ends_the_connection(raw: Raw, sent: bytes) -> None:
     connection = raw()
     connection.send(sent)
     connection.sock.shutdown(socket.SHUT_WR)

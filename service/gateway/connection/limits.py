@@ -157,6 +157,17 @@ class Limits:
         else:
             connection.transport.close()
 
+    @property
+    def _tcp(self) -> socket.socket | None:
+        """The socket, if it is one of TCP."""
+        sock: socket.socket | None = self._connection.transport.get_extra_info("socket")
+        return None if sock is None or sock.family == socket.AF_UNIX else sock
+
+    def is_gone(self) -> bool:
+        """Whether the client's system has refused what was written to it."""
+        sock = self._tcp
+        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+
     def probe(self, pause_s: float = FIRST_PROBE_S) -> None:
         """Sees whether a client that sends no more is still there, while nothing of its answer is written.
 
@@ -166,11 +177,9 @@ class Limits:
         transport = connection.transport
         if transport.is_closing() or not connection.is_busy:
             return
-        sock: socket.socket | None = transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
-            if sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE:
-                transport.abort()
-                return
-            if connection.takes_interim:
-                transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self.is_gone():
+            transport.abort()
+            return
+        if self._tcp is not None and connection.takes_interim:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._set("probe", pause_s, lambda: self.probe(min(2 * pause_s, LAST_PROBE_S)))

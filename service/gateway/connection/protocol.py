@@ -336,6 +336,10 @@ class TilewireProtocol(HttpToolsProtocol):
     def linger(self) -> None:
         """Closes after what was written, but reads on for a moment, and drops what it reads."""
         self.is_refused = True
+        if self._is_half_closed:
+            # Nothing is unread.
+            self.transport.close()
+            return
         self.flow.resume_reading()
         # Closing with bytes unread would reset the connection, and the client would lose the answer.
         if self.transport.can_write_eof():
@@ -343,18 +347,27 @@ class TilewireProtocol(HttpToolsProtocol):
         self._limits.linger()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Asyncio's call: the client sends no more. A whole request is still answered, unless the client turns out to be gone.
+        """Asyncio's call: the client sends no more. Its request is still answered, unless the client turns out to be gone.
 
         A client that has left and one that has only ended its side look the same.
         """
         cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body:
+        if cycle is None or cycle.response_complete:
             return False
         if not self._is_half_closed:
             self._is_half_closed = True
-            cycle.keep_alive = False
-            self._limits.probe()
+            if cycle.more_body:
+                cycle.cut_short()
+            else:
+                cycle.keep_alive = False
+                self._limits.probe()
         return True
+
+    def check_gone(self) -> None:
+        """Notes that the client has left, if its system has refused what was written."""
+        if self.transport.is_closing() or self._limits.is_gone():
+            self.was_cut = True
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Asyncio's call: the connection is gone."""
@@ -364,7 +377,7 @@ class TilewireProtocol(HttpToolsProtocol):
             self._waiting.clear()
             self.cycle = None
         # Read before it is reset: something of an answer had not left.
-        self.was_cut = self.flow.write_paused
+        self.was_cut = self.was_cut or self.flow.write_paused
         super().connection_lost(exc)
         on_gone, self.on_gone = self.on_gone, None
         if on_gone is not None:

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from tilewire.service.errors import ClientGone, InvalidRequest, TilewireError
 from tilewire.service.gateway.auth.flows import Flow
-from tilewire.service.gateway.request.body import stalled, too_slow
+from tilewire.service.gateway.request.body import cut_short, stalled, too_slow
 
 # Heads with small bodies come in one read; the rest of a larger body goes straight into its slot.
 SCRATCH_BYTES = 2**16
@@ -44,7 +44,7 @@ class Connection(Protocol):
         max_body_s: Longest time for a body at that rate: a longer body has a larger least rate.
         is_busy: A request is under way.
         takes_interim: An interim response may be written now.
-        was_cut: It was lost while something of an answer had not left.
+        was_cut: It was lost while something of an answer had not left, or its client has refused an answer.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -79,6 +79,7 @@ class Connection(Protocol):
     def on_response_complete(self) -> None: ...
     def release(self, stream: object) -> None: ...
     def linger(self) -> None: ...
+    def check_gone(self) -> None: ...
 
 
 class Receiver(asyncio.BufferedProtocol):
@@ -161,7 +162,11 @@ class Receiver(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Asyncio's call: the client sends nothing more, so half a body is all that there will ever be."""
-        return self._body is None and self._connection is not None and self._connection.eof_received()
+        connection = self._connection
+        stays = connection is not None and connection.eof_received()
+        if stays and self._body is not None:
+            self._end_body(InvalidRequest(cut_short(self.received_bytes)))
+        return stays
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Asyncio's call: the client left."""

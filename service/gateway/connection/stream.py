@@ -15,9 +15,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from tilewire.service.errors import ClientGone, InvalidRequest
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.connection.driving import Driven
+from tilewire.service.gateway.connection.limits import FIRST_PROBE_S
 from tilewire.service.gateway.connection.receive import Connection
 from tilewire.service.gateway.connection.write import write_answer
-from tilewire.service.gateway.request.body import stalled
+from tilewire.service.gateway.request.body import cut_short, stalled
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class RequestStream(Driven):
         self._owner = owner
         self.flow = owner.flow
         self.is_http11 = self.keep_alive = True
-        self.is_head_only = self.waiting_for_100_continue = self._is_asked = self._is_stalled = False
+        self.is_head_only = self.waiting_for_100_continue = self._is_asked = False
+        self._is_stalled = self._is_cut_short = False
         self.disconnected = self.response_started = self.response_complete = False
         self.received_bytes = 0
         self._event: asyncio.Event | None = None
@@ -58,6 +60,11 @@ class RequestStream(Driven):
         """Wakes whoever waits for a piece of the body."""
         if self._event is not None:
             self._event.set()
+
+    def cut_short(self) -> None:
+        """The client has ended its side, and what is missing of the body does not come."""
+        self.keep_alive, self._is_cut_short = False, True
+        self.notify()
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs a framework's route, as a task of asyncio."""
@@ -151,6 +158,8 @@ class RequestStream(Driven):
             raise InvalidRequest(f"body: {begun} bytes came of the {begun + rest.nbytes} that were declared")
         if self.is_disconnected:
             raise ClientGone(f"the client left after {begun} bytes of its body")
+        if self._is_cut_short:
+            raise InvalidRequest(cut_short(begun))
         try:
             # An error that the future holds leads back to this frame, so that the frame must not hold the future.
             await owner.receiver.receive_body(rest, begun, timeout_s)
@@ -166,6 +175,8 @@ class RequestStream(Driven):
             while not self.body and self.more_body and not self.is_disconnected and not self.response_complete:
                 if self._is_stalled:
                     raise InvalidRequest(stalled(timeout_s, self.received_bytes))
+                if self._is_cut_short:
+                    raise InvalidRequest(cut_short(self.received_bytes))
                 self.flow.resume_reading()
                 await self.message_event.wait()
                 self.message_event.clear()
@@ -200,6 +211,8 @@ class RequestStream(Driven):
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
         written = write_answer(owner, head, () if self.is_head_only else chunks)
+        if self._is_cut_short:
+            written = self._see_taken(written)
         if written is not None:
             return self._end_later(written)
         if self.keep_alive and not self._owed:
@@ -218,6 +231,13 @@ class RequestStream(Driven):
     async def _end_later(self, written: Awaitable[None]) -> None:
         await written
         self._end_response()
+
+    async def _see_taken(self, written: Awaitable[None] | None) -> None:
+        """Waits until an answer to half a body has left, and whether its client takes it: one that has left refuses it."""
+        if written is not None:
+            await written
+        await asyncio.sleep(FIRST_PROBE_S)
+        self._owner.check_gone()
 
     def _end_response(self) -> None:
         owner = self._owner

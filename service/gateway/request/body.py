@@ -132,6 +132,11 @@ def stalled(timeout_s: float, received_bytes: int) -> str:
     return f"body: no byte for {timeout_s:g} s after {received_bytes}; the request was given up"
 
 
+def cut_short(received_bytes: int) -> str:
+    """The detail of a body whose client ends its side before all of it has come."""
+    return f"body: the client ended its side after {received_bytes} bytes, before the end of the body"
+
+
 def too_slow(min_bytes_per_s: int, received_bytes: int) -> str:
     """The detail of a body that trickles in."""
     return f"body: {received_bytes} bytes had come, slower than {min_bytes_per_s} bytes/s; the request was given up"

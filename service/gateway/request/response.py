@@ -82,6 +82,8 @@ async def _note_end(context: RequestContext, written: Awaitable[None]) -> None:
     await written
     if context.stream.is_cut:
         context.status = ClientGone.status
+        # What nobody waited for is nobody's failure.
+        context.failure = ""
 
 
 async def respond_preflight(gateway: Gateway, context: RequestContext) -> bool:
