@@ -390,6 +390,19 @@ def test_a_small_answer_leaves_in_one_piece(raw: Raw) -> None:
         check_product(piece[head_end:])
 
 
+@pytest.mark.parametrize("num_before", [1, 3])
+def test_a_broken_body_behind_other_requests_leaves_them_their_answers(raw: Raw, num_before: int) -> None:
+    connection = raw()
+    broken = head("POST", "/v1/matmul", transfer_encoding="chunked", x_request_id="broken") + b"2\r\nab\r\nzz\r\n"
+    connection.send(MATMUL * num_before + broken + MATMUL)
+    for _ in range(num_before):
+        check_product(connection.answer().body)
+    answer = connection.answer()
+    assert (answer.status, answer.headers["x-request-id"]) == (400, "broken")
+    assert "not understood as HTTP" in answer.json()["detail"]
+    assert connection.is_closed()
+
+
 @pytest.mark.parametrize("request_", [MATMUL, post("/v1/matmul?b=@none", b"")], ids=["computed", "refused"])
 def test_garbage_behind_a_request_and_the_end_leave_it_its_answer(raw: Raw, request_: bytes) -> None:
     connection = raw()

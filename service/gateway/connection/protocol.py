@@ -320,6 +320,10 @@ class TilewireProtocol(HttpToolsProtocol):
                 # Nothing may come between the bytes of an answer that is under way; it is the last one.
                 cycle.keep_alive = False
                 return
+            if self._waiting:
+                # Its own answer comes behind those to the requests before it.
+                cycle.break_body(f"request: {msg}")
+                return
             # The body itself is broken: nobody waits for what it would have given.
             cycle.disconnected = True
             cycle.notify()
@@ -357,7 +361,7 @@ class TilewireProtocol(HttpToolsProtocol):
         if not self._is_half_closed:
             self._is_half_closed = True
             if cycle.more_body:
-                cycle.cut_short()
+                cycle.break_body()
             else:
                 cycle.keep_alive = False
                 self._limits.probe()

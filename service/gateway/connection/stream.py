@@ -40,7 +40,9 @@ class RequestStream(Driven):
         self.flow = owner.flow
         self.is_http11 = self.keep_alive = True
         self.is_head_only = self.waiting_for_100_continue = self._is_asked = False
-        self._is_stalled = self._is_cut_short = False
+        self._is_stalled = False
+        # Why the rest of the body does not come.
+        self._broken: str | None = None
         self.disconnected = self.response_started = self.response_complete = False
         self.received_bytes = 0
         self._event: asyncio.Event | None = None
@@ -61,9 +63,9 @@ class RequestStream(Driven):
         if self._event is not None:
             self._event.set()
 
-    def cut_short(self) -> None:
-        """The client has ended its side, and what is missing of the body does not come."""
-        self.keep_alive, self._is_cut_short = False, True
+    def break_body(self, detail: str | None = None) -> None:
+        """What is missing of the body does not come, for this reason; None when the client has ended its side."""
+        self.keep_alive, self._broken = False, detail or cut_short(self.received_bytes + len(self.body))
         self.notify()
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> None:
@@ -158,8 +160,8 @@ class RequestStream(Driven):
             raise InvalidRequest(f"body: {begun} bytes came of the {begun + rest.nbytes} that were declared")
         if self.is_disconnected:
             raise ClientGone(f"the client left after {begun} bytes of its body")
-        if self._is_cut_short:
-            raise InvalidRequest(cut_short(begun))
+        if self._broken is not None:
+            raise InvalidRequest(self._broken)
         try:
             # An error that the future holds leads back to this frame, so that the frame must not hold the future.
             await owner.receiver.receive_body(rest, begun, timeout_s)
@@ -175,8 +177,8 @@ class RequestStream(Driven):
             while not self.body and self.more_body and not self.is_disconnected and not self.response_complete:
                 if self._is_stalled:
                     raise InvalidRequest(stalled(timeout_s, self.received_bytes))
-                if self._is_cut_short:
-                    raise InvalidRequest(cut_short(self.received_bytes))
+                if self._broken is not None:
+                    raise InvalidRequest(self._broken)
                 self.flow.resume_reading()
                 await self.message_event.wait()
                 self.message_event.clear()
@@ -211,7 +213,7 @@ class RequestStream(Driven):
         end = "\r\n" if self.keep_alive else "connection: close\r\n\r\n"
         head = b"".join((STATUS_LINE[status], owner.default_lines(), f"{lines}{end}".encode("latin-1")))
         written = write_answer(owner, head, () if self.is_head_only else chunks)
-        if self._is_cut_short:
+        if self._broken is not None:
             written = self._see_taken(written)
         if written is not None:
             return self._end_later(written)
