@@ -3,7 +3,8 @@
 Continuous: as soon as there is room on the device, the next batch begins with a job of the flow that is behind its
 share. It is the most urgent job of that flow, the oldest among equals. All that share its key and fit the caps join it,
 again by the shares of their flows. So nothing waits for a timer, unless `max_queue_delay_ns` is set. Jobs of a key
-leave in the order in which their flow sent them. No clock, no torch, no I/O.
+leave in the order in which their flow sent them. While one batch waits, others that need not are begun. No clock, no
+torch, no I/O.
 
 Source: start-time fair queueing (Goyal, Vin and Cheng, 1996), with the tags on flows instead of jobs.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heappushpop, heapreplace
+from itertools import chain
 from typing import Generic, TypeVar
 
 import msgspec
@@ -120,6 +122,11 @@ class _Line(Generic[WaitingT]):
             del self._by_rank[self._ranks.pop(0)]
         return None
 
+    def all(self) -> Iterator[WaitingT]:
+        """The jobs in order, and some that are gone."""
+        for rank in self._ranks:
+            yield from self._by_rank[rank]
+
     def _jobs_beside(self, waiting: WaitingT) -> deque[WaitingT]:
         rank = waiting.priority or DEFAULT_RANK
         jobs = self._by_rank.get(rank)
@@ -213,16 +220,34 @@ class Scheduler(Generic[WaitingT]):
         """
         decision: Decision[WaitingT] = Decision()
         head = self._head(now_ns, decision)
-        if head is None:
-            assert not self._num_waiting, "This is a bug: the queue lost a job."
-            return decision
-        batch, is_full = self._gather(head, now_ns, decision)
-        ready_ns = head.arrived_ns + self._caps.max_queue_delay_ns
-        if is_idle and not is_full and head.key is not None and now_ns < ready_ns:
-            decision.wake_ns = min([ready_ns, *(one.deadline_ns for one in batch if one.deadline_ns)])
+        assert head is not None or not self._num_waiting, "This is a bug: the queue lost a job."
+        # Keys whose batches wait for more.
+        growing: set[Hashable] = set()
+        while head is not None:
+            batch, is_full = self._gather(head, now_ns, decision)
+            ready_ns = 0 if not is_idle or is_full else self._ready_ns(batch)
+            if now_ns >= ready_ns:
+                self._take(head, batch)
+                decision.batch, decision.wake_ns = batch, 0
+                return decision
             for waiting in reversed(batch):
                 self._by_key[head.key].lines[waiting.flow].put_back(waiting)
-            return decision
+            decision.wake_ns = min(decision.wake_ns or ready_ns, ready_ns)
+            growing.add(head.key)
+            head = self._head_beside(growing, now_ns)
+        return decision
+
+    def _ready_ns(self, batch: Sequence[WaitingT]) -> int:
+        """When a batch that could grow begins at the latest: no job waits longer for that than half the way to its deadline."""
+        delay_ns = self._caps.max_queue_delay_ns
+        if not delay_ns:
+            return 0
+        latest_ns = (one.arrived_ns + delay_ns for one in batch)
+        halfway_ns = ((one.arrived_ns + one.deadline_ns) // 2 for one in batch if one.deadline_ns)
+        return min(chain(latest_ns, halfway_ns))
+
+    def _take(self, head: WaitingT, batch: Sequence[WaitingT]) -> None:
+        """Takes a batch out of the queue, and charges its flows."""
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
             waiting.is_gone = True
@@ -231,8 +256,6 @@ class Scheduler(Generic[WaitingT]):
             flow.used_s += waiting.cost_s
         self._num_waiting -= len(batch)
         self._leave(head.key, len(batch))
-        decision.batch = batch
-        return decision
 
     def settle(self, batch: Sequence[WaitingT], seconds: float) -> None:
         """Charges the flows of a batch for what it took beyond their estimates, which leave much out.
@@ -274,6 +297,15 @@ class Scheduler(Generic[WaitingT]):
                 return jobs[0]
             heappop(turns)
             del self._flows[number]
+        return None
+
+    def _head_beside(self, growing: Collection[Hashable], now_ns: int) -> WaitingT | None:
+        """The first job that need not wait for a batch of these keys, by the turns of the flows."""
+        for _used_s, flow in sorted((flow.used_s, number) for number, flow in self._flows.items()):
+            for waiting in self._flows[flow].line.all():
+                is_late = 0 < waiting.deadline_ns < now_ns
+                if not waiting.is_gone and not is_late and waiting.key not in growing:
+                    return waiting
         return None
 
     def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[WaitingT], bool]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewire.service.engine.loop.scheduler import Caps, Scheduler, Waiting
@@ -127,11 +127,76 @@ def test_with_a_delay_an_idle_device_waits_for_a_batch_to_grow() -> None:
     assert scheduler.decide(330).batch == [second, third]
 
 
-def test_a_delay_never_outlasts_a_deadline() -> None:
+def test_a_batch_that_grows_starts_half_the_way_to_the_first_deadline_in_it() -> None:
     scheduler: Scheduler = Scheduler(Caps(max_queue_delay_ns=1000))
-    scheduler.add(Waiting(key="a", arrived_ns=100, deadline_ns=500))
-    assert scheduler.decide(200).wake_ns == 500
-    assert len(scheduler.decide(500).batch) + len(scheduler.decide(501).expired) == 1
+    first = Waiting(key="a", arrived_ns=100)
+    hurried = Waiting(key="a", arrived_ns=200, deadline_ns=600)
+    scheduler.add(first)
+    assert scheduler.decide(150).wake_ns == 1100
+    scheduler.add(hurried)
+    decision = scheduler.decide(250)
+    assert not decision.batch
+    assert decision.wake_ns == 400
+    assert scheduler.decide(400).batch == [first, hurried]
+
+
+def test_who_need_not_wait_does_not_wait_for_a_batch_that_grows() -> None:
+    scheduler: Scheduler = Scheduler(Caps(max_requests=2, max_queue_delay_ns=1000))
+    growing = Waiting(key="a", arrived_ns=100)
+    scheduler.add(growing)
+    assert not scheduler.decide(100).batch
+    alone = Waiting(arrived_ns=200)
+    full = [Waiting(key="b", arrived_ns=210) for _ in range(2)]
+    for one in (alone, Waiting(key="c", arrived_ns=205), *full):
+        scheduler.add(one)
+    assert scheduler.decide(220).batch == [alone]
+    assert scheduler.decide(220).batch == full
+    decision = scheduler.decide(220)
+    assert not decision.batch
+    # Of two batches that grow the first is ready first.
+    assert decision.wake_ns == 1100
+    assert scheduler.decide(1100).batch == [growing]
+    assert scheduler.decide(1100).wake_ns == 1205
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([None, "a", "b"]),
+            st.integers(1, 300),  # arrival
+            st.sampled_from([0, 0, 2, 40, 90, 400]),  # time to the deadline; 0 for none
+            st.integers(0, 2),  # flow
+            st.integers(0, 2),  # priority
+        ),
+        max_size=30,
+    )
+)
+@settings(deadline=None)
+def test_with_a_delay_every_job_ends_once_and_at_its_time(jobs: list[tuple[str | None, int, int, int, int]]) -> None:
+    """By events alone: the queue is asked when a job comes, and when it said so."""
+    scheduler: Scheduler = Scheduler(Caps(max_requests=3, max_queue_delay_ns=50))
+    waiting = [
+        Waiting(key=key, arrived_ns=arrived, deadline_ns=left and arrived + left, flow=flow, priority=priority)
+        for key, arrived, left, flow, priority in sorted(jobs, key=lambda job: job[1])
+    ]
+    ended: list[tuple[Waiting, int]] = []
+    coming, now_ns, wake_ns = list(waiting), 0, 0
+    while coming or len(scheduler):
+        now_ns = min([*([wake_ns] if wake_ns else []), *(one.arrived_ns for one in coming[:1])])
+        while coming and coming[0].arrived_ns <= now_ns:
+            scheduler.add(coming.pop(0))
+        while True:
+            decision = scheduler.decide(now_ns)
+            assert not decision.expired
+            ended += [(one, now_ns) for one in decision.batch]
+            if not decision.batch:
+                break
+        wake_ns = decision.wake_ns
+        assert bool(wake_ns) == bool(len(scheduler))
+    assert sorted(map(id, waiting)) == sorted(id(one) for one, _ in ended)
+    for one, at_ns in ended:
+        assert at_ns <= one.arrived_ns + (50 if one.key else 0)
+        assert not one.deadline_ns or at_ns <= max(one.arrived_ns, (one.arrived_ns + one.deadline_ns) // 2)
 
 
 def test_the_queue_forgets_keys_that_have_no_jobs() -> None:
