@@ -68,9 +68,12 @@ def routes() -> list[dict[str, Any]]:
 
 def matches(match: dict[str, Any], path: str, query: dict[str, str], headers: dict[str, str]) -> bool:
     def is_like(value: str | None, matcher: dict[str, Any]) -> bool:
-        if matcher.get("present_match"):
+        if value is None or matcher.get("present_match"):
             return value is not None
-        return value is not None and re.fullmatch(matcher["string_match"]["safe_regex"]["regex"], value) is not None
+        expected = matcher["string_match"]
+        if "exact" in expected:
+            return value == str(expected["exact"])
+        return re.fullmatch(expected["safe_regex"]["regex"], value) is not None
 
     if "safe_regex" in match:
         return re.fullmatch(match["safe_regex"]["regex"], path) is not None
@@ -81,16 +84,17 @@ def matches(match: dict[str, Any], path: str, query: dict[str, str], headers: di
     )
 
 
-def routed(target: str, headers: dict[str, str]) -> tuple[str, str | None, bool]:
+def routed(target: str, headers: dict[str, str], method: str = "POST") -> tuple[str, str | None, bool]:
     """Cluster, key, and whether a request may be repeated, by the first route that matches."""
     path, _, query_text = target.partition("?")
+    headers = {":path": target, ":method": method, **headers}
     query = dict(pair.split("=", 1) for pair in query_text.split("&") if pair)
     route = next(one for one in routes() if matches(one["match"], path, query, headers))
     action = route.get("route", {"cluster": "none"})
     key = None
     for policy in action.get("hash_policy", ()):
         source = policy["header"]
-        value = {":path": target, **headers}[source["header_name"]]
+        value = headers[source["header_name"]]
         rewrite = source.get("regex_rewrite")
         key = re.sub(rewrite["pattern"]["regex"], rewrite["substitution"], value) if rewrite else value
     return action["cluster"], key, "retry_policy" in action
@@ -129,8 +133,11 @@ def test_an_unknown_key_is_refused(place: str) -> None:
         ("/v1/softmax?store=@y", {}, ("any", None, False)),
         ("/v1/matmul?b=@w", {"x-tilewire-key": "group"}, ("residents", "group", True)),
         ("/v1/matmul?b=@w&store=@y", {"x-tilewire-key": "group"}, ("residents", "group", False)),
-        ("/v2/models/matmul/infer", {"x-tilewire-key": "w"}, ("residents", "w", True)),
-        ("/v2/models/matmul/infer", {}, ("any", None, True)),
+        ("/v1/matmul?b=@w&%73t%6Fr%65=@y", {}, ("residents", "w", False)),
+        ("/v1/add?a=@x&store=@y", {}, ("residents", "x", False)),
+        ("/v1/add?a=@store=x", {}, ("residents", "store=x", True)),
+        ("/v2/models/matmul/infer", {"x-tilewire-key": "w"}, ("residents", "w", False)),
+        ("/v2/models/matmul/infer", {}, ("any", None, False)),
         ("/v1/matmul", {}, ("any", None, True)),
         ("/v1/tensors", {}, ("any", None, True)),
         ("/metrics", {}, ("none", None, False)),
@@ -147,6 +154,11 @@ def test_a_request_goes_by_the_resident_that_it_names(
     target: str, headers: dict[str, str], expected: tuple[str, str | None, bool]
 ) -> None:
     assert routed(target, headers) == expected
+
+
+def test_reads_of_v2_are_repeated() -> None:
+    assert routed("/v2/models/matmul", {}, "GET") == ("any", None, True)
+    assert routed("/v2/models/matmul", {"x-tilewire-key": "w"}, "GET") == ("residents", "w", True)
 
 
 def test_only_reads_and_products_are_repeated() -> None:

@@ -13,12 +13,19 @@ CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "nginx" / "nginx.conf"
 
 
 @contextlib.contextmanager
-def proxying(folder: Path, addresses: Sequence[str]) -> Iterator[str]:
-    """Runs nginx in front of these two addresses, `name:port`; yields its own address."""
+def proxying(folder: Path, addresses: Sequence[str], *changes: tuple[str, str]) -> Iterator[str]:
+    """Runs nginx in front of these two addresses, `name:port`; yields its own address.
+
+    Args:
+        folder: Folder of its configuration and log.
+        addresses: Addresses of both.
+        changes: Other text of the configuration that this test replaces, and what takes its place.
+    """
     text = CONFIG.read_text(encoding="utf-8")
     port = free_port()
     places = {"listen 8080": f"listen 127.0.0.1:{port}", "/tmp/tilewire-nginx": str(folder / "nginx")}
     places |= {f"replica-{number}:8000": address for number, address in enumerate(addresses, 1)}
+    places |= dict(changes)
     for place, ours in places.items():
         assert place in text
         text = text.replace(place, ours)
