@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
+import stat
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import numpy as np
 
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 
-_FORMATS = ".npy, .npz, .safetensors"
+_SUFFIXES = (".npy", ".npz", ".safetensors")
 # First bytes of the files that NumPy reads.
 _MAGIC = {".npy": np.lib.format.MAGIC_PREFIX, ".npz": b"PK"}
 _CONTENT_TYPES = {".npy": "application/x-npy", ".safetensors": CONTENT_TYPE}
@@ -39,7 +41,7 @@ class Source:
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: Not one of these formats; the message begins with the path.
+            ValueError: Not a file of one of these formats; the message begins with the path.
         """
         try:
             arrays = self._read()
@@ -53,6 +55,9 @@ class Source:
 
     def _read(self) -> dict[str, HostArray]:
         suffix = self.path.suffix
+        # Files are mapped, or opened twice: a pipe would wait for a second writer for ever.
+        if suffix in _SUFFIXES and stat.S_IFMT(self.path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise ValueError("no regular file; copy it to one first")
         if suffix in _MAGIC:
             with self.path.open("rb") as file:
                 # NumPy takes what begins otherwise for Python objects, and advises to trust it.
@@ -67,7 +72,7 @@ class Source:
         if suffix == ".safetensors":
             with self.path.open("rb") as file:
                 return from_safetensors(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
-        raise ValueError(f"expected a file that ends in {_FORMATS}")
+        raise ValueError(f"expected a file that ends in {', '.join(_SUFFIXES)}")
 
 
 class CannotWriteError(Exception):
@@ -111,6 +116,9 @@ class Destination:
             CannotWriteError: There is no room for it, or it cannot be written at all.
         """
         try:
+            # Told before the download, and not at its end.
+            if self.path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             with self._partial.open("w+b") as file:
                 if not num_bytes:
                     return memoryview(b"")
@@ -121,21 +129,30 @@ class Destination:
                 self._map = mmap.mmap(file.fileno(), num_bytes)
                 return memoryview(self._map)
         except OSError as error:
-            # The name that the user gave, not that of the part.
-            raise CannotWriteError(OSError(error.errno, error.strerror, str(self.path))) from error
+            raise self._cannot_write(error) from error
 
     def finish(self, body: memoryview) -> Path:
         """Gives the whole file its name.
 
         Args:
             body: What was received; an answer whose length was not said is not in the file yet. It is released.
+
+        Raises:
+            CannotWriteError: There is no room for it, or it cannot get that name.
         """
         if not self._partial.exists():
             self.make_buffer(body.nbytes)[:] = body
         body.release()
         self._unmap()
-        self._partial.replace(self.path)
+        try:
+            self._partial.replace(self.path)
+        except OSError as error:
+            raise self._cannot_write(error) from error
         return self.path
+
+    def _cannot_write(self, error: OSError) -> CannotWriteError:
+        """Returns an error with the name that the user gave, not that of the part."""
+        return CannotWriteError(OSError(error.errno, error.strerror, str(self.path)))
 
     def _unmap(self) -> None:
         """Closes the map: Windows neither renames nor removes a file that is mapped."""

@@ -92,8 +92,9 @@ def test_a_failed_download_leaves_the_old_file(client: tilewire.Client, tmp_path
 def test_a_file_that_cannot_be_written(client: tilewire.Client, url: str, tmp_path: Path, path: str) -> None:
     (tmp_path / "folder.npy").mkdir()
     client.put("w", X)
-    with pytest.raises(OSError, match=Path(path).name):
+    with pytest.raises(OSError, match=Path(path).name) as raised:
         client.get_file("w", tmp_path / path)
+    assert ".part" not in str(raised.value)
     np.testing.assert_array_equal(client.get("w"), X)
 
     async def fetch() -> None:
@@ -111,6 +112,21 @@ def test_the_disk_has_room_for_a_file_before_it_is_received(tmp_path: Path) -> N
         view[-1] = 7
         assert into.finish(view).stat().st_blocks * 512 >= 2**20
     assert (tmp_path / "w.npy").read_bytes()[-1] == 7
+
+
+def test_a_place_that_is_lost_during_the_download_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "w.npy"
+
+    def receive() -> None:
+        with Destination(path) as into:
+            view = into.make_buffer(8)
+            path.mkdir()
+            into.finish(view)
+
+    with pytest.raises(OSError, match=r"w\.npy") as raised:
+        receive()
+    assert ".part" not in str(raised.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["w.npy"]
 
 
 class Terminal(io.StringIO):
