@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.text import Text
 
 import tilewire
+from tilewire._cli.session import reported
 from tilewire._cli.tables import table_lines
 from tilewire._transport.wire import parse_timings
 from tilewire.service.cli.demo_cases import WEIGHT_DTYPES, Case, K, N, make_cases, random_array
@@ -72,11 +73,17 @@ def run(
 
     Returns:
         The exit status: 0 if every answer was right, 1 if not.
+
+    Raises:
+        typer.Exit: An address or a key that cannot be; what is wrong was printed.
     """
     console = console or Console()
+    # First, for it says what is wrong with an address or a key.
+    with reported():
+        client = tilewire.Client(base_url, api_key=key, timeout=_TIMEOUT_S, transport=transport)
     headers = {} if key is None else {"X-Api-Key": key}
     http = httpx.Client(base_url=base_url, timeout=_TIMEOUT_S, transport=transport, headers=headers)
-    with http, tilewire.Client(base_url, api_key=key, timeout=_TIMEOUT_S, transport=transport) as client:
+    with http, client:
         try:
             if not client.ready():
                 raise tilewire.Unavailable(

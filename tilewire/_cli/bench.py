@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import secrets
+import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -16,15 +20,25 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from tilewire._arrays.dtypes import dtype_name, numpy_dtype
-from tilewire._cli.session import EXIT_FAILED, URL, JsonOption, KeyOption, connected, print_json
+from tilewire._arrays.dtypes import numpy_dtype
+from tilewire._cli.session import (
+    EXIT_FAILED,
+    URL,
+    JsonOption,
+    KeyOption,
+    check_seconds,
+    connected,
+    dtype_of,
+    print_json,
+)
 from tilewire._clients.client import Client, make_transport
 from tilewire._clients.requests import Rules
 from tilewire._errors import ConnectionFailed
 from tilewire._transport import wire
 from tilewire._variables import URL_VARIABLE
 
-WEIGHT = "tilewire-bench/weight"
+PREFIX = "tilewire-bench/"
+_NAME_BYTES = 6
 TIMEOUT_S = 60.0
 # Each is a thread.
 MAX_CONNECTIONS = 4096
@@ -43,6 +57,7 @@ class Load:
         dtype: Name of the dtype.
         connections: Connections that are kept busy.
         seconds: Length of the run.
+        weight: Name of the resident weight. Each run has its own, for several may go on at once.
     """
 
     url: str
@@ -53,12 +68,13 @@ class Load:
     dtype: str
     connections: int
     seconds: float
+    weight: str = field(default_factory=lambda: PREFIX + secrets.token_hex(_NAME_BYTES))
 
     def call(self) -> wire.Call:
         """Builds the request that is sent again and again."""
         x = np.ones((self.rows, self.columns), np.float32).astype(numpy_dtype(self.dtype))
         operands: dict[str, dict[str, Any]] = {
-            "matmul": {"a": x, "b": f"@{WEIGHT}"},
+            "matmul": {"a": x, "b": f"@{self.weight}"},
             "softmax": {"x": x},
             "add": {"a": x, "b": x},
         }
@@ -116,10 +132,11 @@ def bench(
     with connected(target, key, is_json=is_json) as client:
         if op not in ("matmul", "softmax", "add"):
             raise ValueError(f"--op: {op!r} is none of matmul, softmax, add")
-        if not math.isfinite(seconds):
-            raise ValueError(f"--seconds: {seconds} is no length")
-        load = Load(target, key, op, rows, columns, dtype_name(dtype), connections, seconds)  # type: ignore[arg-type]
-        report = describe(load, measure(client, load))
+        check_seconds("--seconds", seconds)
+        name = dtype_of("--dtype", dtype)
+        load = Load(target, key, op, rows, columns, name, connections, seconds)  # type: ignore[arg-type]
+        with _ended_by_sigterm():
+            report = describe(load, measure(client, load))
     if is_json:
         print_json(report)
     else:
@@ -132,7 +149,7 @@ def measure(client: Client, load: Load) -> Outcome:
     """Uploads what the load needs, sends it from several processes, and removes it."""
     client.run(load.op, {name: [[1.0]] for name in {"matmul": "ab", "softmax": "x", "add": "ab"}[load.op]})
     if load.op == "matmul":
-        client.put(WEIGHT, np.ones((load.columns, load.columns), np.float32).astype(numpy_dtype(load.dtype)))
+        client.put(load.weight, np.ones((load.columns, load.columns), np.float32).astype(numpy_dtype(load.dtype)))
     try:
         num_processes = min(load.connections, os.cpu_count() or 1)
         shares = [
@@ -147,7 +164,23 @@ def measure(client: Client, load: Load) -> Outcome:
         return total
     finally:
         if load.op == "matmul":
-            client.delete(WEIGHT)
+            client.delete(load.weight)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the run in order, so that the weight does not stay on the server."""
+
+    def end(number: int, _frame: object) -> None:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def send(load: Load, num_connections: int) -> Outcome:

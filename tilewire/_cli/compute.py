@@ -19,6 +19,8 @@ from tilewire._cli.session import (
     UrlOption,
     check_destinations,
     connected,
+    dtype_of,
+    number_of,
     operand_of,
     reported,
     show,
@@ -50,7 +52,7 @@ def matmul(
     with connected(url, key, is_json=is_json, cast=cast) as client:
         check_destinations(out, store)
         operands = {"a": operand_of(a), "b": operand_of(b), "bias": None if bias is None else operand_of(bias)}
-        options = {"activation": activation, "precision": precision, "out_dtype": out_dtype}
+        options = {"activation": activation, "precision": precision, "out_dtype": dtype_of("--out-dtype", out_dtype)}
         flags = {name: True for name, is_set in (("transpose_a", transpose_a), ("transpose_b", transpose_b)) if is_set}
         show(client.run("matmul", operands, store=store, **options, **flags), out, is_json=is_json)
 
@@ -70,14 +72,14 @@ def softmax(
     """Compute softmax or log-softmax along one axis."""
     with connected(url, key, is_json=is_json, cast=cast) as client:
         check_destinations(out, store)
-        options = {"axis": axis, "log": log or None, "out_dtype": out_dtype}
+        options = {"axis": axis, "log": log or None, "out_dtype": dtype_of("--out-dtype", out_dtype)}
         show(client.run("softmax", {"x": operand_of(x)}, store=store, **options), out, is_json=is_json)
 
 
 def add(
     a: Annotated[str, typer.Argument(help=_OPERAND)],
     b: Annotated[str, typer.Argument(help=_OPERAND)],
-    alpha: Annotated[float | None, typer.Option(help="out = A + alpha·B.")] = None,
+    alpha: Annotated[str | None, typer.Option(metavar="NUMBER", help="out = A + alpha·B.")] = None,
     out_dtype: OutDtypeOption = None,
     out: OutOption = None,
     store: StoreOption = None,
@@ -89,9 +91,7 @@ def add(
     """Add two arrays, broadcasting as NumPy does."""
     with connected(url, key, is_json=is_json, cast=cast) as client:
         check_destinations(out, store)
-        # A whole number is one for arrays of integers, too.
-        factor = int(alpha) if alpha is not None and alpha.is_integer() else alpha
-        options = {"alpha": factor, "out_dtype": out_dtype}
+        options = {"alpha": number_of("--alpha", alpha), "out_dtype": dtype_of("--out-dtype", out_dtype)}
         show(client.run("add", {"a": operand_of(a), "b": operand_of(b)}, store=store, **options), out, is_json=is_json)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import typer
 
 from tilewire import _output
+from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Source
 from tilewire._arrays.host import HostArray, to_safetensors
 from tilewire._clients.client import Client
@@ -23,6 +25,10 @@ from tilewire._variables import KEY_VARIABLE, URL_VARIABLE
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+# A year. Clocks of the system overflow beyond some hundreds of years.
+MAX_SECONDS = 365 * 86_400.0
+# Largest whole number up to which each one is a float64.
+_MAX_EXACT = 2**53
 
 UrlOption = Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of the server.")]
 KeyOption = Annotated[str | None, typer.Option("--key", envvar=KEY_VARIABLE, help="API key.")]
@@ -49,7 +55,7 @@ def connected(url: str, key: str | None, *, is_json: bool = False, cast: str | N
         is_json: Whether errors are printed as JSON.
         cast: As for `Client`.
     """
-    with reported(is_json=is_json), Client(url, api_key=key, cast=cast) as client:
+    with reported(is_json=is_json), Client(url, api_key=key, cast=dtype_of("--cast", cast)) as client:
         yield client
 
 
@@ -65,6 +71,49 @@ def reported(*, is_json: bool = False) -> Iterator[None]:
         raise
     except (TypeError, ValueError, OSError, ImportError) as error:
         fail(str(error), EXIT_USAGE, is_json=is_json)
+
+
+def dtype_of(option: str, text: str | None) -> str | None:
+    """Reads the dtype of an option.
+
+    Raises:
+        TypeError: Not a dtype; the message begins with the option.
+    """
+    try:
+        return None if text is None else dtype_name(text)
+    except TypeError as error:
+        raise TypeError(f"{option}: {error}") from error
+
+
+def number_of(option: str, text: str | None) -> int | float | None:
+    """Reads the number of an option, exactly: `9007199254740993` is no float64.
+
+    A float that is whole, as `2.0`, is one for arrays of integers, too.
+
+    Raises:
+        ValueError: Not a number; the message begins with the option.
+    """
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{option}: {text!r} is no number") from None
+    return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
+
+
+def check_seconds(option: str, seconds: float) -> None:
+    """Refuses a length of time that cannot be.
+
+    Raises:
+        ValueError: Longer than a year, or no number; the message begins with the option.
+    """
+    if not seconds <= MAX_SECONDS:
+        raise ValueError(f"{option}: {seconds} is no length; expected seconds, a year at most")
 
 
 def check_destinations(out: Path | None, store: str | None) -> None:
@@ -168,7 +217,7 @@ def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     if path.suffix == ".npy" and len(arrays) == 1:
         np.save(path, next(iter(arrays.values())), allow_pickle=False)
     elif path.suffix == ".npz":
-        np.savez(path, allow_pickle=False, **arrays)
+        _write_npz(path, arrays)
     elif path.suffix == ".safetensors":
         path.write_bytes(b"".join(to_safetensors({name: HostArray.of(array) for name, array in arrays.items()})))
     elif path.suffix == ".json":
@@ -176,6 +225,14 @@ def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     else:
         many = " for several outputs" if len(arrays) > 1 else ", .npy"
         raise ValueError(f"{path}: expected a file that ends in .npz, .safetensors, .json{many}")
+
+
+def _write_npz(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    """Writes an npz: `np.savez` takes no array that is called `file` or `allow_pickle`, as its own arguments are."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _say(document: dict[str, object], text: str, *, is_json: bool) -> None:

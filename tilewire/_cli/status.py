@@ -17,6 +17,7 @@ from tilewire._cli.session import (
     JsonOption,
     KeyOption,
     UrlOption,
+    check_seconds,
     connected,
     print_json,
     reported,
@@ -67,6 +68,7 @@ def top(
     """Show live what a server does: requests, latency, batches, trouble first. Ctrl-C ends it."""
     console = Console()
     with connected(metrics_url or url, key, is_json=is_json) as client:
+        check_seconds("--interval", interval_s)
         live = Live(console=console, transient=True) if console.is_terminal and not is_json else None
         before, began_s, looks = _samples(client), time.monotonic(), 0
         try:

@@ -169,6 +169,12 @@ def test_errors_are_measured_against_the_dtype() -> None:
     assert worst_error(one * np.nan, one, "bfloat16") == np.inf
 
 
+def test_an_address_that_is_none_fails_with_one_line() -> None:
+    done = CliRunner().invoke(app, ["demo", "nonsense"])
+    assert done.exit_code == 2
+    assert done.stderr == "tilewire: 'nonsense' is no address of a server; type 'http://nonsense'\n"
+
+
 def test_a_server_that_was_named_is_not_replaced() -> None:
     done = CliRunner().invoke(app, ["demo", "http://127.0.0.1:9"])
     assert done.exit_code == 1

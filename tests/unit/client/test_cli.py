@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.unit.client.speaking_server import SpeakingServer, on_a_socket, probl
 from tilewire._cli.app import app
 from tilewire._cli.commands import COMMANDS, SERVER_COMMANDS
 from tilewire._cli.doctor import examine
+from tilewire._cli.session import write
 from tilewire._installing import how_to_install
 
 X = np.array([[1, 2], [3, 4]], np.float32)
@@ -145,6 +148,32 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("9007199254740993", "9007199254740993"),
+        ("-9223372036854775808", "-9223372036854775808"),
+        ("2.0", "2"),
+        ("1e3", "1000"),
+        ("0.1", "0.1"),
+        ("1e30", "1e+30"),
+        ("inf", "inf"),
+    ],
+)
+def test_alpha_is_sent_as_it_was_written(run: Run, server: SpeakingServer, text: str, sent: str) -> None:
+    run("add", "[1, 2]", "[3, 4]", f"--alpha={text}")
+    assert server.requests[-1].url.params["alpha"] == sent
+
+
+def test_outputs_may_have_any_name_in_an_npz(tmp_path: Path) -> None:
+    arrays = {"file": X, "allow_pickle": X.T, "args": np.float32(3), "kwds": np.zeros((0, 2)), "a/b": X[0]}
+    write(tmp_path / "r.npz", {name: np.asarray(array) for name, array in arrays.items()})
+    with np.load(tmp_path / "r.npz", allow_pickle=False) as members:
+        assert members.files == list(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(members[name], array)
+
+
+@pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
         (("matmul", "[[1]]", "@missing"), 1, "missing"),
@@ -161,7 +190,16 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
             2,
             "x.npy: .npy files carry no bfloat16",
         ),
-        (("matmul", "[[1]]", "[[1]]", "--out-dtype", "flaot"), 2, "no dtype that can be sent"),
+        *(
+            ((*command, "--out-dtype", "flaot"), 2, "--out-dtype: 'flaot' is no dtype that can be sent")
+            for command in (("matmul", "[[1]]", "[[1]]"), ("softmax", "[1]"), ("add", "[1]", "[1]"))
+        ),
+        (("softmax", "[1]", "--cast", "flaot"), 2, "--cast: 'flaot' is no dtype that can be sent"),
+        (("add", "[1]", "[1]", "--alpha", "two"), 2, "--alpha: 'two' is no number"),
+        *(
+            (("top", "-n", "1", "-i", text), 2, f"--interval: {float(text)} is no length")
+            for text in ("inf", "nan", "1e300")
+        ),
         (("rm", "missing"), 1, "no tensor 'missing'"),
         (("get", "missing", "x.npy"), 1, "no tensor 'missing'"),
         (("run", "nothing.json"), 2, "nothing.json"),
@@ -169,6 +207,7 @@ def test_programs(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
         (("ls", "--url", "localhost:8000"), 2, "type 'http://localhost:8000'"),
         (("bench", "http://127.0.0.1:9", "--op", "conv"), 2, "--op: 'conv' is none of matmul, softmax, add"),
         (("bench", "http://127.0.0.1:9", "--seconds", "nan"), 2, "--seconds: nan is no length"),
+        (("bench", "http://127.0.0.1:9", "--dtype", "flaot"), 2, "--dtype: 'flaot' is no dtype that can be sent"),
     ],
 )
 def test_errors_are_one_line(
@@ -203,6 +242,16 @@ def test_files_that_are_none(run: Run, tmp_path: Path, data: bytes, message: str
         assert done.exit_code == 2
         assert message in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("suffix", ["npy", "npz", "safetensors"])
+def test_a_pipe_is_no_file(run: Run, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    os.mkfifo(path)
+    for arguments in (("put", path), ("softmax", path)):
+        done = run(*arguments)
+        assert (done.exit_code, done.stderr) == (2, f"tilewire: {path}: no regular file; copy it to one first\n")
 
 
 def test_a_damaged_npz_is_named(run: Run, tmp_path: Path) -> None:
@@ -316,6 +365,33 @@ def test_bench_of_a_server(run: Run, url: str, server: SpeakingServer, names_url
     assert report["requests_per_s"] > 0
     assert report["mean_batch"] == 4
     assert report["p50_ms"] <= report["p99_ms"]
+    assert server.tensors == {}
+
+
+def weights_of(server: SpeakingServer) -> set[str]:
+    """Names of the weights that runs of `bench` have used."""
+    sent = {request.url.params.get("b", "") for request in server.requests}
+    return {name for name in sent if name.startswith("@tilewire-bench/")}
+
+
+def test_a_bench_that_is_terminated_leaves_no_weight_and_disturbs_no_other(url: str, server: SpeakingServer) -> None:
+    command = [sys.executable, "-m", "tilewire", "bench", url, "--rows", "2", "--columns", "4", "-c", "1", "-s", "60"]
+    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    try:
+        end_s = time.monotonic() + 60
+        while len(weights_of(server)) < 2:
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        assert {f"@{name}" for name in server.tensors} == weights_of(server)
+        for process in running:
+            process.terminate()
+        ended = [(process.communicate(timeout=30)[1], process.returncode) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert [status for _, status in ended] == [128 + signal.SIGTERM] * 2
+    assert not [text for text, _ in ended if b"Traceback" in text]
     assert server.tensors == {}
 
 
