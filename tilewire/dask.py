@@ -178,6 +178,9 @@ def total(x: da.Array, services: Services, *, axis: int = -1) -> da.Array:
         ValueError: An axis that `x` does not have, or blocks of unknown size.
     """
     axis = _check_axis(x, axis, "reduce")
+    if 0 in x.shape:
+        # Nothing to send; and rows without elements have no number.
+        return da.zeros(x.shape[:axis] + x.shape[axis + 1 :], dtype=np.float32)
     last = da.moveaxis(x, axis, -1)
     rows = last.reshape((-1, last.shape[-1])) if last.ndim != 2 else last
     ones = da.ones((rows.shape[1], 1), chunks=(rows.chunks[1], 1), dtype=x.dtype)

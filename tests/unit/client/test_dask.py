@@ -14,6 +14,17 @@ td = pytest.importorskip("tilewire.dask")
 SERVICES = td.Services(["http://127.0.0.1:9"], timeout_s=0.1)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize(("shape", "axis"), [((0,), 0), ((2, 3, 0), -1), ((2, 0, 3), -1), ((2, 0, 3), 1), ((0, 2), 1)])
+def test_sums_and_means_of_nothing_are_numpys(shape: tuple[int, ...], axis: int) -> None:
+    x = da.zeros(shape, chunks=2, dtype=np.float16)
+    total, mean = (call(x, SERVICES, axis=axis).compute() for call in (td.total, td.mean))
+    np.testing.assert_array_equal(total, np.zeros(shape).sum(axis=axis))
+    assert np.shape(mean) == np.shape(total)
+    assert np.isnan(mean).all()
+    assert (total.dtype, mean.dtype) == (np.float32, np.float32)
+
+
 def test_sums_of_int8_have_a_bound() -> None:
     left = da.ones((2, 140_000), chunks=(2, 50_000), dtype=np.int8)
     right = da.ones((140_000, 3), chunks=(50_000, 3), dtype=np.int8)
