@@ -7,6 +7,9 @@
 Ray starts, places and replaces hosts, and asks for nodes. It stays off the way of the bytes: clients reach the services
 through HAProxy. What follows `--` goes to `tilewire serve`.
 
+The queue of a service is in its metrics. Where API keys guard them, give one as `--key` or TILEWIRE_KEY, or `--metrics-port`
+behind `--`; a queue that cannot be read counts as empty, and a line says so.
+
 An actor on each node holds the node's GPUs, starts the service, and starts it again when it ends. This process asks every
 actor once a second for its address, its readiness and its queue; it writes the addresses of those that live into HAProxy's
 configuration. HAProxy's own checks take a lost host out within a second; a host in its place gets its id, and with it its keys.
@@ -54,14 +57,14 @@ class State:
     Attributes:
         address: `name:port` of the service.
         is_ready: Whether it takes requests.
-        queue_depth: Requests that wait in its engines.
+        queue_depth: Requests that wait in its engines, or None when its metrics cannot be had.
         pid: Process of the service.
         restarts: Number of times that the service has ended and was started again.
     """
 
     address: str
     is_ready: bool
-    queue_depth: float
+    queue_depth: float | None
     pid: int
     restarts: int
 
@@ -73,12 +76,14 @@ class Host:
         command: Command that starts a service; `--host` and `--port` are added.
         address: Address of the node.
         port: Port of the service; 0 for a free one, where several nodes share a machine.
+        key: API key for its metrics.
     """
 
-    def __init__(self, command: Sequence[str], address: str, port: int) -> None:
-        self._port = port or _free_port(address)
-        self._address = address
-        self._command = [*command, "--host", address, "--port", str(self._port)]
+    def __init__(self, command: Sequence[str], address: str, port: int, key: str | None) -> None:
+        self._address = f"{address}:{port or _free_port(address)}"
+        self._command = [*command, "--host", address, "--port", self._address.rpartition(":")[2]]
+        self._watched = metrics_address(command, os.environ) or self._address
+        self._key = key
         self._restarts = 0
         self._service = self._start()
 
@@ -87,9 +92,9 @@ class Host:
         if self._service.poll() is not None:
             self._restarts += 1
             self._service = self._start()
-        is_ready = _get(f"http://{self._address}:{self._port}/readyz") is not None
-        depth = _queue_depth(_get(f"http://{self._address}:{self._port}/metrics") or "") if is_ready else 0.0
-        return State(f"{self._address}:{self._port}", is_ready, depth, self._service.pid, self._restarts)
+        is_ready = get(f"http://{self._watched}/readyz") is not None
+        depth = queue_depth(get(f"http://{self._watched}/metrics", self._key)) if is_ready else None
+        return State(self._address, is_ready, depth, self._service.pid, self._restarts)
 
     def stop(self) -> int | None:
         """Drains the service and waits for its end; returns its exit status, or None when it had to be killed."""
@@ -155,6 +160,7 @@ class Fleet:
         addresses: Address of each host that has answered, by node.
         ids: Id of each address in HAProxy's ring.
         wanted: Number of hosts that the load asks for.
+        unread: Addresses of the hosts that take requests and whose queue cannot be read.
     """
 
     cluster: Cluster
@@ -163,6 +169,7 @@ class Fleet:
     addresses: dict[str, str] = field(default_factory=dict)
     ids: dict[str, int] = field(default_factory=dict)
     wanted: int = 0
+    unread: frozenset[str] = frozenset()
     _calm_since_s: float = math.inf
 
     def step(self, now_s: float) -> dict[int, str]:
@@ -179,6 +186,7 @@ class Fleet:
             self._forget(node)
         states = self.cluster.states(self.hosts)
         self.addresses |= {node: state.address for node, state in states.items()}
+        self.unread = frozenset(one.address for one in states.values() if one.is_ready and one.queue_depth is None)
         self._scale(states, now_s)
         for node in sorted(nodes - self.hosts.keys())[: max(0, self.wanted - len(self.hosts))]:
             self.hosts[node] = self.cluster.start(node)
@@ -195,7 +203,7 @@ class Fleet:
     def _scale(self, states: Mapping[str, State], now_s: float) -> None:
         """Decides the number of hosts by the requests that wait: at once for more, for fewer after a calm time."""
         limits, before = self.limits, self.wanted
-        needed = math.ceil(sum(state.queue_depth for state in states.values()) / limits.queue_per_host)
+        needed = math.ceil(sum(state.queue_depth or 0.0 for state in states.values()) / limits.queue_per_host)
         needed = min(max(needed, limits.min_hosts), limits.max_hosts)
         if needed >= before:
             self.wanted, self._calm_since_s = needed, math.inf
@@ -223,12 +231,14 @@ class RayCluster:
         command: Command that starts a service.
         port: Port of the services; 0 for free ones.
         label: Custom resource of the nodes that may have a host; empty for every node.
+        key: API key for the services' metrics.
     """
 
-    def __init__(self, command: Sequence[str], port: int, label: str) -> None:
+    def __init__(self, command: Sequence[str], port: int, label: str, key: str | None) -> None:
         self._command = list(command)
         self._port = port
         self._label = label
+        self._key = key
 
     def nodes(self) -> set[str]:
         return {node["NodeID"] for node in self._alive()}
@@ -241,7 +251,7 @@ class RayCluster:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             max_restarts=-1,
         )
-        return actor.remote(self._command, found["NodeManagerAddress"], self._port)
+        return actor.remote(self._command, found["NodeManagerAddress"], self._port, self._key)
 
     def states(self, hosts: Mapping[str, Any]) -> dict[str, State]:
         asked = {node: host.state.remote() for node, host in hosts.items()}
@@ -264,17 +274,40 @@ class RayCluster:
         return [node for node in ray.nodes() if node["Alive"] and (not self._label or self._label in node["Resources"])]
 
 
-def _get(url: str) -> str | None:
+def metrics_address(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Returns the address at which a service has its metrics and its health apart from the rest, without keys.
+
+    Args:
+        command: Command that starts it.
+        environment: Variables that it reads.
+
+    Returns:
+        `name:port`, or None when it has no such port.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--metrics-port", default=environment.get("TILEWIRE_METRICS_PORT"))
+    parser.add_argument("--metrics-host", default=environment.get("TILEWIRE_METRICS_HOST"))
+    found, _ = parser.parse_known_args(command)
+    if not found.metrics_port:
+        return None
+    host = found.metrics_host if found.metrics_host not in (None, "0.0.0.0", "::") else "127.0.0.1"
+    return f"[{host}]:{found.metrics_port}" if ":" in host else f"{host}:{found.metrics_port}"
+
+
+def get(url: str, key: str | None = None) -> str | None:
     """Returns the text at an address, or None when it cannot be had."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S / 2) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=ANSWER_S / 2) as answer:
             return str(answer.read().decode())
     except OSError:
         return None
 
 
-def _queue_depth(exposition: str) -> float:
-    """Sums the jobs that wait over the engines of a host."""
+def queue_depth(exposition: str | None) -> float | None:
+    """Sums the jobs that wait over the engines of a host; None without its metrics."""
+    if exposition is None:
+        return None
     lines = [line for line in exposition.splitlines() if line.startswith("tilewire_queue_depth")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
@@ -321,28 +354,44 @@ def _signal_from(path: Path | None) -> None:
         os.kill(int(path.read_text().split()[0]), signal.SIGUSR2)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs until SIGINT or SIGTERM, then drains every host; returns the exit status."""
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """Reads the command line; one that cannot be right ends the process with status 2."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--template", type=Path, required=True, help="haproxy.cfg of deploy/haproxy, with your ports")
     parser.add_argument("--out", type=Path, required=True, help="configuration that HAProxy reads")
     parser.add_argument("--reload-pid-file", type=Path, help="file with the process id of haproxy -W")
     parser.add_argument("--min-hosts", type=int, default=1)
     parser.add_argument("--max-hosts", type=int, default=1000)
-    parser.add_argument("--queue-per-host", type=float, default=32.0, help="waiting requests that ask for another host")
+    parser.add_argument(
+        "--queue-per-host", type=_positive, default=32.0, help="waiting requests that ask for another host"
+    )
     parser.add_argument("--port", type=int, default=8000, help="0: free ones, for several nodes on one machine")
     parser.add_argument("--label", default="", help="custom resource of the nodes that may have a host")
+    parser.add_argument("--key", default=os.environ.get("TILEWIRE_KEY"), help="API key for the metrics of the services")
     parser.add_argument("--address", default="auto", help="of the Ray cluster")
     parser.add_argument("serve", nargs="*", help="after --: flags of tilewire serve")
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs until SIGINT or SIGTERM, then drains every host; returns the exit status."""
+    arguments = parse_arguments(argv)
     ray.init(address=arguments.address, log_to_driver=False)
     command = [sys.executable, "-P", "-m", "tilewire", "serve", *arguments.serve]
     limits = Limits(arguments.min_hosts, arguments.max_hosts, arguments.queue_per_host)
-    fleet = Fleet(RayCluster(command, arguments.port, arguments.label), limits)
+    fleet = Fleet(RayCluster(command, arguments.port, arguments.label, arguments.key), limits)
     proxy = ProxyList(
         arguments.template.read_text(encoding="utf-8"), arguments.out, lambda: _signal_from(arguments.reload_pid_file)
     )
     ending: list[int] = []
+    unread: frozenset[str] = frozenset()
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda number, _frame: ending.append(number))
     while not ending:
@@ -352,6 +401,13 @@ def main(argv: list[str] | None = None) -> int:
         if addresses and proxy.update(addresses, begin_s):
             sys.stdout.write(f"hosts: {' '.join(f'{key}={value}' for key, value in sorted(addresses.items()))}\n")
             sys.stdout.flush()
+        if fleet.unread - unread:
+            sys.stdout.write(
+                f"no metrics: {' '.join(sorted(fleet.unread))}: their queues count as empty, so no host is added for them; "
+                "give --key KEY, or --metrics-port behind --\n"
+            )
+            sys.stdout.flush()
+        unread = fleet.unread
         time.sleep(max(0.0, PERIOD_S - (time.monotonic() - begin_s)))
     ray.wait([host.stop.remote() for host in fleet.hosts.values()], num_returns=len(fleet.hosts), timeout=DRAIN_S)
     return 0

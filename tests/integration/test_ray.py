@@ -19,11 +19,23 @@ import httpx
 import numpy as np
 import pytest
 
-from deploy.ray.fleet import CALM_S, RELOAD_S, Fleet, Limits, ProxyList, State
+from deploy.ray.fleet import (
+    CALM_S,
+    RELOAD_S,
+    Fleet,
+    Limits,
+    ProxyList,
+    State,
+    get,
+    metrics_address,
+    parse_arguments,
+    queue_depth,
+)
 from tests.support.haproxy import TEMPLATE, servers_up
-from tests.support.live_server import ROOT
+from tests.support.live_server import ROOT, serving
 from tests.support.programs import find_program, free_port, running
 from tests.support.tensor_bodies import from_safetensors, to_safetensors
+from tilewire.service.keys import entry_for, make_key
 
 LIMITS = Limits(min_hosts=1, max_hosts=4, queue_per_host=10)
 
@@ -63,8 +75,8 @@ class FakeCluster:
     def request(self, num_hosts: int) -> None:
         self.requests.append(num_hosts)
 
-    def wait_in(self, node: str, queue_depth: float) -> None:
-        """Lets so many requests wait in a host."""
+    def wait_in(self, node: str, queue_depth: float | None) -> None:
+        """Lets so many requests wait in a host; None for one without metrics."""
         self.answers[node] = replace(self.answers[node], queue_depth=queue_depth)
 
 
@@ -137,6 +149,47 @@ def test_no_more_hosts_than_the_limit_and_the_nodes_allow() -> None:
     fleet.step(2.0)
     assert fleet.step(3.0).keys() == {1, 2, 3}
     assert cluster.requests == [1, 4]
+
+
+def test_a_host_without_metrics_is_told_and_counts_as_empty() -> None:
+    cluster, fleet = fleet_of(2)
+    fleet.step(1.0)
+    assert fleet.unread == set()
+    cluster.wait_in("n1", None)
+    cluster.wait_in("n2", 25)
+    fleet.step(2.0)
+    assert fleet.unread == {"n1:8000"}
+    assert fleet.wanted == 3
+    cluster.answers["n1"] = replace(cluster.answers["n1"], is_ready=False)
+    fleet.step(3.0)
+    assert fleet.unread == set()
+
+
+def test_the_queue_is_read_where_the_metrics_are() -> None:
+    assert metrics_address(["serve", "--gateways", "8"], {}) is None
+    assert metrics_address(["serve", "--metrics-port", "9090"], {}) == "127.0.0.1:9090"
+    assert metrics_address(["serve", "--metrics-port=9090", "--metrics-host=10.0.0.1"], {}) == "10.0.0.1:9090"
+    assert metrics_address(["serve"], {"TILEWIRE_METRICS_PORT": "9", "TILEWIRE_METRICS_HOST": "::"}) == "127.0.0.1:9"
+
+
+def test_the_queue_of_a_service_with_keys_is_read_with_one(tmp_path: Path) -> None:
+    key, entry = make_key(), tmp_path / "keys.toml"
+    entry.write_text(entry_for("scraper", key))
+    entry.chmod(0o600)
+    with serving(
+        tmp_path / "log", "--api-keys-file", str(entry), "--gateways", "1", "--arena-bytes", "64MiB"
+    ) as server:
+        assert get(f"{server.url}/readyz") is not None
+        assert queue_depth(get(f"{server.url}/metrics")) is None
+        assert queue_depth(get(f"{server.url}/metrics", key)) == 0.0
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "many"])
+def test_a_queue_per_host_that_cannot_be_ends_with_2(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(["--template", "x", "--out", "y", "--queue-per-host", text])
+    assert ended.value.code == 2
+    assert "--queue-per-host: " in capsys.readouterr().err
 
 
 @pytest.fixture
