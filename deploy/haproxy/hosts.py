@@ -17,10 +17,37 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 MAX_ID = 2**19
+MAX_PORT = 65535
+EXIT_FAILED = 1
 _SERVER = re.compile(r"^    server .*\n(?:    server .*\n)*", re.MULTILINE)
-_ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]+:\d{1,5}")
+_ADDRESS = re.compile(r"[A-Za-z0-9.:\[\]-]+:(\d{1,5})", re.ASCII)
+_ID = re.compile(r"\d{1,10}", re.ASCII)
 _ADMIN = re.compile(r"^ *stats socket (\S+)", re.MULTILINE)
 ADMIN_TIMEOUT_S = 2.0
+
+
+def parse_hosts(texts: Iterable[str]) -> dict[int, str]:
+    """Reads the hosts of the command line.
+
+    Args:
+        texts: `ID=HOST:PORT` of each.
+
+    Returns:
+        Address of each host by its id.
+
+    Raises:
+        ValueError: Not of this form, or an id that two have.
+    """
+    hosts: dict[int, str] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if not equals or not _ID.fullmatch(name):
+            raise ValueError(f"{text[:64]!r}: expected ID=HOST:PORT")
+        server_id = int(name)
+        if server_id in hosts:
+            raise ValueError(f"id {server_id} is given twice: {hosts[server_id]} and {address[:64]}")
+        hosts[server_id] = address
+    return hosts
 
 
 def render(template: str, hosts: Mapping[int, str]) -> str:
@@ -36,7 +63,8 @@ def render(template: str, hosts: Mapping[int, str]) -> str:
     for server_id, address in hosts.items():
         if not 0 < server_id < MAX_ID:
             raise ValueError(f"id {server_id}: expected 1 to {MAX_ID - 1}")
-        if not _ADDRESS.fullmatch(address):
+        found = _ADDRESS.fullmatch(address)
+        if found is None or not 0 < int(found[1]) <= MAX_PORT:
             raise ValueError(f"host {server_id}: {address[:64]!r} is no address; expected name:port")
     hashed = [f"    server host-{number} {address} id {number}\n" for number, address in sorted(hosts.items())]
     other = [line.rstrip("\n") + f" track residents/{line.split()[1]}\n" for line in hashed]
@@ -104,20 +132,34 @@ def write(path: Path, text: str) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes the configuration; returns the exit status."""
+    """Writes the configuration.
+
+    Returns:
+        The exit status: 1 when a file cannot be read or written, or HAProxy cannot be signalled.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("template", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("hosts", nargs="+", metavar="ID=HOST:PORT")
     parser.add_argument("--reload", type=int, metavar="PID", help="the master process of haproxy -W")
     arguments = parser.parse_args(argv)
+    # Of 0 and of negative numbers whole groups of processes would be signalled.
+    if arguments.reload is not None and arguments.reload < 1:
+        parser.error(f"--reload: {arguments.reload} is no process id")
     try:
-        hosts = {int(one.partition("=")[0]): one.partition("=")[2] for one in arguments.hosts}
-        text = render(arguments.template.read_text(encoding="utf-8"), hosts)
+        text = render(arguments.template.read_text(encoding="utf-8"), parse_hosts(arguments.hosts))
+        is_changed = write(arguments.out, text)
     except ValueError as error:
         parser.error(str(error))
-    if write(arguments.out, text) and arguments.reload:
-        os.kill(arguments.reload, signal.SIGUSR2)
+    except OSError as error:
+        sys.stderr.write(f"{parser.prog}: {error}\n")
+        return EXIT_FAILED
+    try:
+        if is_changed and arguments.reload is not None:
+            os.kill(arguments.reload, signal.SIGUSR2)
+    except (OSError, OverflowError) as error:
+        sys.stderr.write(f"{parser.prog}: {arguments.out} is written, but --reload {arguments.reload}: {error}\n")
+        return EXIT_FAILED
     return 0
 
 

@@ -303,11 +303,54 @@ def test_servers_take_the_place_of_the_templates() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [({0: "a:1"}, "id 0"), ({1: "no port"}, "host 1"), ({1: "a:1\n    server b"}, "host 1")],
+    [
+        ({0: "a:1"}, "id 0"),
+        ({1: "no port"}, "host 1"),
+        ({1: "a:1\n    server b"}, "host 1"),
+        ({1: "a:99999"}, "host 1: 'a:99999' is no address"),
+        ({1: "a:0"}, "host 1"),
+    ],
 )
 def test_a_host_that_cannot_be_is_refused(wrong: dict[int, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         hosts.render(TEMPLATE.read_text(encoding="utf-8"), wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("1=a:1", "1=b:1"), "id 1 is given twice: a:1 and b:1"),
+        (("1=a:1", "01=b:1"), "id 1 is given twice"),
+        (("a:1",), "'a:1': expected ID=HOST:PORT"),
+        (("-x=a:1",), "ID=HOST:PORT"),
+        (("1=a:99999",), "'a:99999' is no address"),
+        (("1=a:1", "--reload", "0"), "--reload: 0 is no process id"),
+    ],
+)
+def test_arguments_of_the_list_that_cannot_be_end_with_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        hosts.main([str(TEMPLATE), str(tmp_path / "out.cfg"), *arguments])
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_list_that_cannot_be_written_or_read_again_ends_with_1(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, dead = tmp_path / "out.cfg", 2**22 + 1
+    for arguments, words in (
+        ((tmp_path / "none.cfg", out), "none.cfg"),
+        ((TEMPLATE, tmp_path / "none" / "out.cfg"), "none"),
+        ((TEMPLATE, out, "--reload", dead), f"{out} is written, but --reload {dead}: "),
+    ):
+        assert hosts.main([*map(str, arguments), "1=a:1"]) == 1
+        printed = capsys.readouterr().err
+        assert words in printed
+        assert printed.count("\n") == 1
+    assert out.exists()
 
 
 def test_a_host_keeps_its_id_and_a_new_one_takes_that_of_one_that_is_gone() -> None:
