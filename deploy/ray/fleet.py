@@ -348,10 +348,13 @@ class ProxyList:
         return is_changed
 
 
-def _signal_from(path: Path | None) -> None:
-    """Has HAProxy read its configuration again."""
-    if path is not None and path.exists():
-        os.kill(int(path.read_text().split()[0]), signal.SIGUSR2)
+def signal_from(path: Path | None) -> None:
+    """Has HAProxy read its configuration again. One that is not running, or is only just starting, reads it by itself."""
+    try:
+        if path is not None:
+            os.kill(int(path.read_text().split()[0]), signal.SIGUSR2)
+    except (FileNotFoundError, IndexError, ProcessLookupError):
+        pass
 
 
 def _positive(text: str) -> float:
@@ -388,7 +391,7 @@ def main(argv: list[str] | None = None) -> int:
     limits = Limits(arguments.min_hosts, arguments.max_hosts, arguments.queue_per_host)
     fleet = Fleet(RayCluster(command, arguments.port, arguments.label, arguments.key), limits)
     proxy = ProxyList(
-        arguments.template.read_text(encoding="utf-8"), arguments.out, lambda: _signal_from(arguments.reload_pid_file)
+        arguments.template.read_text(encoding="utf-8"), arguments.out, lambda: signal_from(arguments.reload_pid_file)
     )
     ending: list[int] = []
     unread: frozenset[str] = frozenset()

@@ -30,6 +30,7 @@ from deploy.ray.fleet import (
     metrics_address,
     parse_arguments,
     queue_depth,
+    signal_from,
 )
 from tests.support.haproxy import TEMPLATE, servers_up
 from tests.support.live_server import ROOT, serving
@@ -230,6 +231,22 @@ def test_the_proxy_is_signalled_until_it_shows_the_hosts(shown: tuple[Path, dict
         now_s = float(second)
         assert not proxy.update(wanted, now_s)
     assert signals == [0.0, RELOAD_S]
+
+
+@pytest.mark.parametrize("text", [None, "", f"{2**22 + 1}\n"], ids=["no file", "empty", "of a dead process"])
+def test_a_proxy_that_does_not_run_is_not_signalled(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "haproxy.pid"
+    if text is not None:
+        path.write_text(text)
+    signal_from(path)
+
+
+def test_a_proxy_that_runs_is_signalled(tmp_path: Path) -> None:
+    path = tmp_path / "haproxy.pid"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        path.write_text(f"{process.pid}\n")
+        signal_from(path)
+        assert process.wait(30) == -signal.SIGUSR2
 
 
 # ── a real cluster ────────────────────────────────────────────────────────────────────────────────
