@@ -242,7 +242,11 @@ def test_an_engine_that_dies_takes_only_parts_with_it_and_brings_them_back(
     b, a = integers(8, 37), integers(5, 8)
     put(client, "w", b)
     put(client, "everywhere", b, "placement=replicate")
-    assert settles(client, lambda now: total(now, "tilewire_resident_tensors") == 2 * count)
+    # Parts without a byte, of names of each home.
+    empty = {f"empty{n}": np.zeros((0, 4), np.float32) for n in range(4)}
+    for name, array in empty.items():
+        put(client, name, array)
+    assert settles(client, lambda now: total(now, "tilewire_resident_tensors") == (2 + len(empty)) * count)
     dead = kill(server, client, count)
     seen = client.post("/v1/matmul?b=@w", content=to_safetensors({"a": a}))
     if seen.status_code != 200:
@@ -256,6 +260,9 @@ def test_an_engine_that_dies_takes_only_parts_with_it_and_brings_them_back(
         assert time.monotonic() < end_s
     np.testing.assert_array_equal(multiply(client, "/v1/matmul?b=@w", a=a), a @ b)
     np.testing.assert_array_equal(fetch(client, "w"), b)
+    for name, array in empty.items():
+        np.testing.assert_array_equal(fetch(client, name), array)
+        np.testing.assert_array_equal(multiply(client, f"/v1/matmul?b=@{name}", a=a[:, :0]), np.zeros((5, 4)))
     put(client, "w", b + 1)
     np.testing.assert_array_equal(multiply(client, "/v1/matmul?b=@w", a=a), a @ (b + 1))
 

@@ -41,7 +41,8 @@ def tensor_of(source: HostBytes, alignment: int = 1) -> torch.Tensor:
     if source.pitch:
         return _pitched(source)
     flat = bytes_of(source)
-    if source.offset % TORCH_DTYPES[source.type.dtype].itemsize or flat.data_ptr() % alignment:
+    # An offset behind the end is cut to the end, which need not suit the dtype: such a tensor is empty.
+    if flat.storage_offset() % TORCH_DTYPES[source.type.dtype].itemsize or flat.data_ptr() % alignment:
         flat = flat.clone()
     return shaped(flat, source)
 

@@ -75,7 +75,7 @@ def _own_memory(resident: Resident, copy: HostBytes | None) -> HostBytes:
     whole, part, kind = resident.info.type, resident.part, resident.held_type
     if copy is not None and part is None:
         return copy
-    if copy is not None and part is not None and part.rows_in(whole)[0].shape[0] <= 1:
+    if copy is not None and part is not None and part.rows_in(whole)[0].shape[0] == 1:
         return HostBytes(copy.mapped, kind, copy.offset + part.offset_in(whole))
     # Untouched memory costs nothing: a device with memory of its own leaves it so.
     return HostBytes(torch.empty(max(1, kind.nbytes), dtype=torch.uint8), kind, 0)

@@ -155,10 +155,12 @@ class TensorStore:
         self.residents.end_follow(change, arrival, error)
         self.follow()
 
-    def _run(self, arrival: Arrival) -> TilewireError | None:
+    def _run(self, arrival: Arrival) -> Exception | None:
         try:
             self.transfers.run(arrival.steps)
-        except TilewireError as error:
+        except DeviceLost:
+            raise
+        except Exception as error:  # noqa: BLE001  (whoever ends the arrival gets it)
             return error
         return None
 
@@ -166,10 +168,20 @@ class TensorStore:
         self.transfers.add(Transfer(arrival.steps, end))
 
     def restore(self, kept: Kept) -> None:
-        """Brings back what the vault has, before the loop serves; see `Residents.restore`."""
-        arrival = self.residents.restore(kept)
-        if arrival is not None:
-            self.residents.end_restore(arrival, self._run(arrival))
+        """Brings back what the vault has, before the loop serves; see `Residents.restore`.
+
+        A tensor that a bug keeps from coming back is left out, like one without a host copy: each later process would end by
+        it, too.
+        """
+        try:
+            arrival = self.residents.restore(kept)
+            if arrival is not None:
+                self.residents.end_restore(arrival, self._run(arrival))
+        except (TilewireError, DeviceLost):
+            raise
+        except Exception:
+            logger.exception("%s is left out", kept.name)
+            self.residents.restore(msgspec.structs.replace(kept, fd=-1))
 
     def keep(self, job: BoundJob) -> Stored:
         """Makes the result of a job resident where it is; a host copy follows.

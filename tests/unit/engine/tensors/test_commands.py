@@ -15,11 +15,13 @@ import torch
 from tests.support.jobs import JobBench
 from tests.support.local_totals import LocalTotals
 from tests.support.mappings import MappedAtOnce
+from tests.support.resident_chain import homed
 from tests.support.transfers import MovedAtOnce
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.tensors.commands import TensorStore
+from tilewire.service.engine.tensors.resident import make_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.engine.tensors.transfers import TransferThread
@@ -39,6 +41,7 @@ from tilewire.service.ipc.messages import (
 )
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
+from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import MAX_MESSAGE_BYTES, VaultFeed, VaultFollower, VaultReader, VaultWriter
 
 W = next(name for name in (f"w{n}" for n in itertools.count()) if home_of(name, 2) == 0)
@@ -116,6 +119,21 @@ class Pair:
 def pair() -> Iterator[Pair]:
     with contextlib.ExitStack() as stack:
         yield Pair(stack)
+
+
+def test_a_tensor_that_cannot_be_brought_back_is_left_out(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    follower, name = pair.follower, homed("x", 1)
+    kept = [TensorInfo(one, KIND, 0.0, version=5, engines=(1,)) for one in (name, homed("y", 1))]
+    # Memory that is smaller than the tensor cannot be mapped.
+    follower.restore(Kept(name, kept[0], make_copy(name, 0), version=5, home=1))
+    follower.restore(Kept(kept[1].name, kept[1], make_copy(kept[1].name, KIND.nbytes), version=5, home=1))
+    assert f"{name} is left out" in caplog.text
+    with pytest.raises(Lost, match="lost with the engine; write it again"):
+        follower.residents.get(name)
+    assert follower.residents.get(kept[1].name).tensor is not None
+    assert follower.residents.nbytes == KIND.nbytes
+    follower.residents.keep(name, torch.ones(3), KIND)
+    assert follower.residents.nbytes == 2 * KIND.nbytes
 
 
 def versions(pair: Pair) -> list[int]:
