@@ -81,6 +81,14 @@ def test_a_killed_engine_is_unavailable_with_a_hint_and_comes_back(shared_server
         np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
 
 
+def test_limits_past_the_range_of_the_library_are_its_largest(start_server: StartServer) -> None:
+    server = start_server(
+        *FLAGS, "--arena-bytes", "16GiB", "--max-body-bytes", "4GiB", "--max-connections", "4294967296"
+    )
+    with channel_to(server) as channel:
+        np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+
+
 @pytest.mark.slow
 def test_requests_in_a_dying_engine_are_unavailable(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)

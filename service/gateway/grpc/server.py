@@ -29,8 +29,8 @@ from tilewire.service.tls import CertificateWatch, make_context
 
 # A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
 MIN_PING_MS = 10_000
-# Longest time that the library takes; it means no bound.
-MAX_MS = 2**31 - 1
+# Largest number that the library takes. As a time it means no bound; messages of the protocol are no longer.
+MAX_NUMBER = 2**31 - 1
 # Logger of the library's server.
 LIBRARY = "grpc._cython.cygrpc"
 
@@ -59,14 +59,16 @@ class GrpcServer:
             RuntimeError: The port cannot be had.
         """
         settings = self._gateway.settings
+        # Of connections the library takes fewer than its largest number: it aborts at that.
+        max_connections = min(settings.max_connections, MAX_NUMBER - 1)
         logging.getLogger(LIBRARY).addFilter(is_news)
         self._server = server = grpc.aio.server(
             options=(
-                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_receive_message_length", min(settings.max_body_bytes, MAX_NUMBER)),
                 ("grpc.max_send_message_length", -1),
                 # Far more than are answered at once: those above that are refused, not kept waiting.
-                ("grpc.max_concurrent_streams", settings.max_connections),
-                ("grpc.max_allowed_incoming_connections", settings.max_connections),
+                ("grpc.max_concurrent_streams", max_connections),
+                ("grpc.max_allowed_incoming_connections", max_connections),
                 ("grpc.max_connection_idle_ms", _milliseconds(settings.keep_alive_s)),
                 # Until the client's first frame is in.
                 ("grpc.server_handshake_timeout_ms", _milliseconds(settings.body_timeout_s)),
@@ -142,7 +144,7 @@ class GrpcServer:
 
 def _milliseconds(seconds: float) -> int:
     """A time for the library, which takes whole numbers of 32 bits."""
-    return max(1, int(min(1000 * seconds, MAX_MS)))
+    return max(1, int(min(1000 * seconds, MAX_NUMBER)))
 
 
 def is_news(record: logging.LogRecord) -> bool:
