@@ -48,7 +48,7 @@ def devices_of(device: str) -> list[str]:
         return [device]
     kind, _, numbers = device.partition(":")
     indices = numbers.split(",") if numbers else ["0"]
-    is_listed = all(index.isdecimal() for index in indices) and len(set(indices)) == len(indices)
+    is_listed = all(index.isdecimal() for index in indices) and len(set(map(int, indices))) == len(indices)
     if kind not in ("cuda", "cpu") or not is_listed:
         raise ValueError(f"device: {device!r} is not auto, cpu, cuda:0 or cuda:0,1")
     return [f"{kind}:{int(index)}" for index in indices]

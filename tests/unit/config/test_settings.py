@@ -33,7 +33,9 @@ def test_devices(device: str, names: list[str]) -> None:
     assert devices_of(device) == names
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "cuda:x", "cuda:0,0", "cuda:-1", "cuda:0,", "cpu:x", "cuda:1,,2"])
+@pytest.mark.parametrize(
+    "device", ["", "gpu", "cuda:x", "cuda:0,0", "cpu:0,00", "cuda:-1", "cuda:0,", "cpu:x", "cuda:1,,2"]
+)
 def test_other_devices_are_refused(device: str) -> None:
     with pytest.raises(ValueError, match="device"):
         devices_of(device)
