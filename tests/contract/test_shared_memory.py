@@ -116,6 +116,11 @@ def test_what_cannot_be_right_is_400(http: httpx.Client, path: Path, values: dic
     assert names(http) == []
 
 
+def test_a_region_of_no_bytes_is_told_the_smallest(http: httpx.Client, path: Path) -> None:
+    answer = register(http, "r", key=path.name, byte_size=0)
+    assert answer.json() == {"error": "byte_size: expected a whole number of bytes in [1, 2^63 - 1]"}
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"null", b"{", b'{"key": "x", "key": "y"}', b"\xff", b'{"byte_size": ' + b"9" * 5000 + b"}"]
 )

@@ -57,7 +57,7 @@ def make_region(name: str, key: object, offset: object, byte_size: object) -> Re
     Raises:
         InvalidRequest: One cannot be right; the detail names it.
     """
-    return RegionInfo(_text(name, "name"), _text(key, "key"), _size(offset, "offset"), _size(byte_size, "byte_size"))
+    return RegionInfo(_text(name, "name"), _text(key, "key"), _size(offset, "offset"), _size(byte_size, "byte_size", 1))
 
 
 def no_cuda(name: str) -> InvalidRequest:
@@ -92,8 +92,8 @@ def _text(value: object, field: str) -> str:
     return value
 
 
-def _size(value: object, field: str) -> int:
+def _size(value: object, field: str, min_bytes: int = 0) -> int:
     # Not isinstance: JSON's true is an int there.
-    if type(value) is not int or not 0 <= value <= MAX_BYTES:
-        raise InvalidRequest(f"{field}: expected a whole number of bytes in [0, 2^63 - 1]")
+    if type(value) is not int or not min_bytes <= value <= MAX_BYTES:
+        raise InvalidRequest(f"{field}: expected a whole number of bytes in [{min_bytes}, 2^63 - 1]")
     return value
