@@ -32,6 +32,10 @@ def channel(grpc_server: LiveServer) -> Iterator[grpc.Channel]:
         yield channel
 
 
+# A model and a version that are not there.
+NONSENSE = pb.ModelInferRequest(model_name="nonsense", model_version="9")
+
+
 def add_request() -> pb.ModelInferRequest:
     return request_of("add", {"a": A, "b": A})
 
@@ -49,6 +53,7 @@ def use_region(request: pb.ModelInferRequest, name: str, byte_size: int, offset:
     ("status", "text", "change"),
     [
         (NOT_FOUND, "no model 'nonsense'", lambda request: setattr(request, "model_name", "nonsense")),
+        (NOT_FOUND, "no model 'nonsense'", lambda request: request.MergeFrom(NONSENSE)),
         (NOT_FOUND, "no version '9'", lambda request: setattr(request, "model_version", "9")),
         (NOT_FOUND, "no shared memory region", lambda request: use_region(request, "nonsense", A.nbytes)),
         (INVALID, "has no input 'c'", lambda request: setattr(request.inputs[1], "name", "c")),

@@ -312,6 +312,8 @@ def test_a_kept_program_is_a_model(client: httpx.Client, mlp: str) -> None:
     assert client.get(f"/v2/models/{mlp}/ready").json()["ready"] is True
     assert client.get(f"/v2/models/{mlp}/config").raise_for_status().json()["input"][0]["name"] == "x"
     assert mlp in {one["name"] for one in client.post("/v2/repository/index").json()}
+    for response in (client.get(f"/v2/models/{mlp}/versions/9"), client.post(f"/v2/models/{mlp}/versions/9/infer")):
+        check_error(response, 404, "mlp has no version '9'; it has 1")
     request = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [3, 8], "data": X.ravel().tolist()}]}
     answer = client.post(f"/v2/models/{mlp}/infer", json=request).raise_for_status().json()
     assert answer["model_name"] == mlp

@@ -45,20 +45,24 @@ class RpcApi(msgspec.Struct, frozen=True):
     version: str
 
     def read_call(self, op: AnyOp, head: Head) -> RpcInferCall:
-        """Checks the version.
-
-        Raises:
-            UnknownName: There is no such version.
-        """
-        check_version(self.model, self.version or None)
         program = self.model if op is PROGRAM_FAMILY else None
-        return RpcInferCall(op=op, programs=self.programs, program=program, settings=self.settings)
+        return RpcInferCall(
+            op=op, programs=self.programs, program=program, settings=self.settings, version=self.version or None
+        )
 
 
 class RpcInferCall(ModelCall, frozen=True, kw_only=True):
-    """An infer call before its frame is read. Every output is answered in raw contents."""
+    """An infer call before its frame is read. Every output is answered in raw contents.
+
+    Attributes:
+        version: Version of the model; None for any.
+    """
+
+    version: str | None
 
     async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
+        # Only now is it known that there is such a model: a kept program is looked up first.
+        check_version(op.model, self.version)
         max_bytes = self.settings.max_json_bytes
         lead_bytes, message, places = read_frame(body.view)
         if len(message) > max_bytes:

@@ -69,8 +69,9 @@ async def find_model(gateway: Gateway, context: RequestContext, model: str, vers
             kept = await gateway.programs.find(model, leases)
         except (UnknownName, InvalidRequest):
             kept = None
-        if kept is None or version not in (None, VERSION):
+        if kept is None:
             return model_of_op(model_named(model, version))
+        check_version(model, version)
         values = await gateway.programs.values(kept)
     program = kept.op.program
     return Model(

@@ -85,7 +85,7 @@ def _add_models(routes: APIRouter, gateway: Gateway) -> None:
         return json_response(body, Unavailable.status, {"retry-after": "1"})
 
     async def infer(request: Request) -> Response:
-        models.model_named(**request.path_params)
+        await find(request)
         raise AssertionError("This is a bug: models that there are, are answered before the router.")
 
     _add(routes, "GET", "/stats", "Statistics of a model.", model_statistics, _get("Statistics"))
