@@ -178,14 +178,14 @@ class CpuBackend:
             _use_threads(1 if launch.flops < SMALL_FLOPS else self._max_threads)
             own = {name: self._concatenate(*one) for name, one in launch.concatenated.items()}
             inputs = Operands(own, launch.resident)
-            dtypes = [TORCH_DTYPES[kind.dtype] for kind, _ in launch.results()]
+            outs = [(TORCH_DTYPES[kind.dtype], shape) for kind, shape in launch.results()]
             if (chunks := self._chunks_of(launch)) is not None:
-                _compute_in_chunks(launch, inputs, dtypes, chunks)
+                _compute_in_chunks(launch, inputs, [dtype for dtype, _ in outs], chunks)
                 continue
-            results = ENGINE_OPS[launch.op.name].cpu(inputs, launch.options, dtypes)
+            results = ENGINE_OPS[launch.op.name].on_host(inputs, launch.options, outs)
             if launch.kept is not None:
                 # Never the result itself: it may show an operand's slot.
-                launch.kept.tensor = torch.empty(launch.kept.type.shape, dtype=dtypes[0]).copy_(results[0])
+                launch.kept.tensor = torch.empty(launch.kept.type.shape, dtype=outs[0][0]).copy_(results[0])
                 continue
             for result, (places, _) in zip(results, launch.outputs, strict=True):
                 _scatter(result, places)

@@ -7,6 +7,7 @@ passed in: the package `tilewire.kernels` needs Triton, and only the GPU backend
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -72,6 +73,17 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
     pads_rows: ClassVar[bool] = False
     multiplies: ClassVar[bool] = False
     takes_steps: ClassVar[bool] = False
+
+    def on_host(
+        self, inputs: Operands, options: OptionsT, outs: Sequence[tuple[torch.dtype, tuple[int, ...]]]
+    ) -> Results:
+        """Computes results of these dtypes and shapes on the host; see `cpu`.
+
+        Empty ones cost nothing: what an op holds beside them, such as a number for each row, need not be empty.
+        """
+        if not any(math.prod(shape) for _, shape in outs):
+            return tuple(torch.empty(shape, dtype=dtype) for dtype, shape in outs)
+        return self.cpu(inputs, options, [dtype for dtype, _ in outs])
 
     @abc.abstractmethod
     def cpu(self, inputs: Operands, options: OptionsT, out_dtypes: Sequence[torch.dtype]) -> Results:

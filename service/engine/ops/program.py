@@ -34,9 +34,9 @@ class EngineProgram(EngineOp[ProgramOptions]):
         answered = self._family.bound(options).outputs
         for number, one in enumerate(planned.steps):
             given = _operands(one.step.inputs, values, inputs.resident)
-            dtypes = [TORCH_DTYPES[out.dtype] for out in one.plan.outputs]
-            results = self._ops[one.step.op.name].cpu(given, one.step.options, dtypes)
-            for name, result, dtype in zip(one.step.outputs, results, dtypes, strict=True):
+            outs = [(TORCH_DTYPES[out.dtype], out.shape) for out in one.plan.outputs]
+            results = self._ops[one.step.op.name].on_host(given, one.step.options, outs)
+            for name, result, (dtype, _) in zip(one.step.outputs, results, outs, strict=True):
                 # In C order, as a request of its own would have it: sums depend on strides.
                 values[name] = result.to(dtype).contiguous()
             for source in one.step.inputs.values():
