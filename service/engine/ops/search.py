@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,6 +17,9 @@ SPARE_CANDIDATES = 32
 MAX_GATHERED = 2**20
 # Most elements of items that are converted at once: 2 MiB in float64, which a core's cache has room for.
 MAX_CONVERTED = 2**18
+# Most scores that are held at once on the CPU: 16 MiB in float64, of which there are some copies. Of a million items that is
+# two queries, whose sort takes about as long as the conversion of the items.
+MAX_SCORES = 2**21
 
 
 class EngineSearch(EngineOp[SearchOptions]):
@@ -31,22 +35,37 @@ class EngineSearch(EngineOp[SearchOptions]):
         }
 
     def cpu(self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
-        a, b = inputs["a"], inputs["b"]
+        a, b, bias = inputs["a"], inputs["b"], inputs.get("bias")
+        rows, width = math.prod(a.shape[:-1]), a.shape[-1]
+        queries = a.reshape(rows, width)
+        if not width:
+            # Queries without elements are equal.
+            queries = queries[:1]
+        scores_of = self._scoring(inputs, options)
+        found = []
+        for part in torch.split(queries, max(1, MAX_SCORES // len(b))):
+            scores = scores_of(part).float()
+            if bias is not None:
+                scores = scores + bias.float()
+            if options.metric == "l2" and a.is_floating_point():
+                found.append(_nearest(part, b, bias, scores, options.k))
+            else:
+                found.append(_best(scores, options.k, largest=options.metric != "l2"))
+        values, indices = (torch.cat(one).expand(rows, -1) for one in zip(*found, strict=True))
+        shape = (*a.shape[:-1], options.k)
+        return values.reshape(shape), indices.reshape(shape)
+
+    def _scoring(self, inputs: Operands, options: SearchOptions) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Returns the function that computes the scores of (M, K) queries on the CPU; it has the norms of the items."""
+        b = inputs["b"]
         if options.metric == "cosine":
-            scores = _products(a * _inverse_norms(a).unsqueeze(-1), b)
-            scores = scores * self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
-        elif options.metric == "l2":
+            norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
+            return lambda a: _products(a * _inverse_norms(a).unsqueeze(-1), b) * norms
+        if options.metric == "l2":
             centre = self._norms_of(inputs, "centre", lambda: _centre(b))
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
-            scores = _distances(a, b, centre, squares)
-        else:
-            scores = _products(a.double(), b)
-        scores = scores.float()
-        if (bias := inputs.get("bias")) is not None:
-            scores = scores + bias.float()
-        if options.metric == "l2" and a.is_floating_point():
-            return _nearest(a, b, bias, scores, options.k)
-        return _best(scores, options.k, largest=options.metric != "l2")
+            return lambda a: _distances(a, b, centre, squares)
+        return lambda a: _products(a.double(), b)
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         kernels, inputs, options, (values, indices), batch_invariant = call
@@ -180,5 +199,6 @@ def _best(scores: torch.Tensor, k: int, *, largest: bool) -> tuple[torch.Tensor,
     if is_nan.any():
         # Numbers before NaN, each in their order.
         order = order.gather(-1, is_nan.gather(-1, order).int().argsort(dim=-1, stable=True))
-    order = order[..., :k]
+    # A view would keep the order of all.
+    order = order[..., :k].contiguous()
     return scores.gather(-1, order), order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,6 +174,42 @@ def test_no_queries_and_no_elements(bench: OpBench) -> None:
         values, indices = bench.run("search", {"a": torch.empty(2, 0), "b": torch.empty(3, 0)}, k=3, metric=metric)
         assert indices.tolist() == [[0, 1, 2]] * 2
         assert not values.any()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_many_queries_find_what_each_finds_alone(metric: str) -> None:
+    """The scores of 8 Mi pairs are computed for some queries at a time."""
+    bench, generator = OpBench(2**23), torch.Generator().manual_seed(3)
+    b, bias = torch.randn((2**13, 3), generator=generator), torch.randn(2**13, generator=generator)
+    a = torch.randn((2, 2**9, 3), generator=generator)
+    values, indices = bench.run("search", {"a": a, "b": b, "bias": bias}, k=3, metric=metric)
+    for place in ((0, 0), (0, 2**8 - 1), (0, 2**8), (1, 0), (1, 2**9 - 1)):
+        alone = bench.run("search", {"a": a[place][None], "b": b, "bias": bias}, k=3, metric=metric)
+        assert torch.equal(alone[1][0], indices[place])
+        torch.testing.assert_close(alone[0][0], values[place], rtol=1e-6, atol=1e-6)
+
+
+def peak_mib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) >> 10
+
+
+def test_memory_for_scores_does_not_grow_with_the_queries() -> None:
+    a, b = torch.ones(2**11, 1), torch.ones(2**14, 1)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_mib()
+    _, indices = EngineSearch().cpu(Operands({"a": a, "b": b}, {}), SearchOptions(k=1), ())
+    assert not indices.any()
+    # All scores at once are 256 MiB in float64 and 256 MiB of their order.
+    assert peak_mib() - before < 384
+
+
+def test_queries_without_elements_cost_no_scores() -> None:
+    bench = OpBench(2**25)
+    a, b, bias = torch.empty(2**20, 0), torch.empty(2**20, 0), torch.arange(2.0**20)
+    values, indices = bench.run("search", {"a": a, "b": b, "bias": bias}, k=1)
+    assert torch.equal(indices, torch.full((2**20, 1), 2**20 - 1))
+    assert torch.equal(values, torch.full((2**20, 1), 2.0**20 - 1))
 
 
 @pytest.mark.parametrize("metric", METRICS)
