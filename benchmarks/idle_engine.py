@@ -70,7 +70,7 @@ class IdleEngine:
     def forget(self, template_id: int) -> None:
         """See `Engine.forget`."""
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         """See `Engine.cancel`."""
         return asyncio.get_running_loop().create_future()
 

@@ -209,9 +209,13 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """Job `id` need not run: its client left, or its deadline passed.
 
     `Failed` follows for one that had not started. For another `Started` does, and its result, with which the slots are free.
+
+    Attributes:
+        is_late: Its deadline passed. Timers are not exact: on the engine's clock that may be still to come.
     """
 
     id: int
+    is_late: bool = False
 
 
 class _Numbered(msgspec.Struct, frozen=True, array_like=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,9 +17,15 @@ from tests.support.live_server import serving
 from tests.support.problems import check_problem
 from tests.support.tensor_bodies import Array, from_safetensors, to_npy
 
-# A product of this size takes a second or more on one core.
-SIZE = 4096
+# A product of this size takes two seconds or more on one core.
+SIZE = 5120
 TIMEOUT_MS = 400
+NUM_LATE = 40
+
+
+def late_paths() -> Iterator[str]:
+    """Requests whose deadlines fall anywhere between the ticks of timers."""
+    return (f"/v1/add?a=@small&b=@small&timeout_ms={100 + number / 10}" for number in range(NUM_LATE))
 
 
 def values_of(response: httpx.Response) -> Array:
@@ -45,6 +53,10 @@ def test_who_comes_while_a_launch_computes_is_answered(tmp_path: Path) -> None:
         ones = to_npy(np.ones(4, np.float32))
         assert client.put("/v1/tensors/small", content=ones).status_code == 201
         np.testing.assert_array_equal(values_of(client.get("/v1/tensors/small")), np.ones(4))
+        with ThreadPoolExecutor(NUM_LATE) as others:
+            asked = [others.submit(client.post, path) for path in late_paths()]
+            statuses = Counter(one.result().status_code for one in asked)
+        assert statuses == {504: NUM_LATE}
         late = client.post("/v1/add?a=@small&b=@small&timeout_ms=1")
         assert not over.is_set(), "The product is over too soon for this test."
         check_problem(late, 504, "deadline")

@@ -68,7 +68,7 @@ class AddingEngine:
         future.set_result(Done(number, Timings()))
         return number, future
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         raise AssertionError("nobody leaves here")
 
     def _floats(self, offset: int, count: int) -> Array:

@@ -104,7 +104,7 @@ class SummingEngine:
     def forget(self, template_id: int) -> None:
         """See `Engine.forget`."""
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         """See `Engine.cancel`."""
         self.cancelled.append(request_id)
         return asyncio.get_running_loop().create_future()

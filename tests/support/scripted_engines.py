@@ -80,7 +80,7 @@ class ScriptedEngine:
     def forget(self, template_id: int) -> None:
         self.forgotten.append(template_id)
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         self.cancelled.append(request_id)
         known = asyncio.get_running_loop().create_future()
         if not self.is_hung:

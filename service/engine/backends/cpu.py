@@ -155,8 +155,10 @@ class CpuBackend:
         if all(_is_small(launch) for launch in launches):
             return Finished(self._compute(launches))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._compute_forever, name="compute", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._compute_forever, name="compute", daemon=True)
+            # Where the system allows no more threads this request fails, and the next one tries again.
+            thread.start()
+            self._thread = thread
         running = Computing()
         self._work.put((launches, running))
         return running

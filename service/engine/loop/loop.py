@@ -318,8 +318,8 @@ class EngineLoop:
             case ForgetTemplate(id=id_):
                 if (plan := client.plans.pop(id_, None)) is not None:
                     self._bindings.forget(plan)
-            case Cancel(id=id_):
-                client.send(self._cancel(client, id_))
+            case Cancel(id=id_, is_late=is_late):
+                client.send(self._cancel(client, id_, is_late=is_late))
             case Hello():
                 raise AssertionError("This is a bug: a second hello.")
             case _:
@@ -344,15 +344,14 @@ class EngineLoop:
         self._queue_bytes += plan.template.moved_bytes
         self._scheduler.add(job)
 
-    def _cancel(self, client: Client, id_: int) -> Failed | Started:
+    def _cancel(self, client: Client, id_: int, *, is_late: bool) -> Failed | Started:
         """Forgets a job that has not started; says which it is."""
         job = client.waiting.get(id_)
         if job is None:
             return Started(id_)
         self._forget(job)
-        now_ns = self._clock_ns()
-        late = 0 < job.deadline_ns <= now_ns
-        return Failed.of(id_, _late(job, now_ns) if late else ClientGone("cancelled before it started"))
+        error = _late(job, self._clock_ns()) if is_late else ClientGone("cancelled before it started")
+        return Failed.of(id_, error)
 
     def _forget(self, job: BoundJob) -> None:
         self._scheduler.discard(job)
@@ -423,38 +422,43 @@ class EngineLoop:
         self._regions.release(job.uses)
 
     def _complete(self) -> None:
-        """Answers the batches that the device has finished."""
-        while self._launched and (timings := self._finished(self._launched[0])) is not None:
+        """Ends the batches that the device has finished."""
+        while self._launched and (outcome := self._outcome(self._launched[0])) is not None:
             launched = self._launched.popleft()
-            batch = launched.batch
-            op = batch[0].plan.op.name
-            waited_ns = [launched.began_ns - job.arrived_ns for job in batch]
-            for job, queue_ns in zip(batch, waited_ns, strict=True):
-                own = Timings(queue_ns, timings.h2d_ns, timings.kernel_ns, timings.d2h_ns, job.arrived_ns)
-                job.client.send(self._answer(job, own, len(batch)))
-            # Before the next launch, which takes longer than to say what is done.
-            self._mailbox.flush()
-            self._let_go(batch)
-            self._scheduler.settle(batch, (timings.h2d_ns + timings.kernel_ns + timings.d2h_ns) / 1e9)
-            self._metrics.record_queue(op, waited_ns)
-            self._metrics.record_stages(op, timings, len(batch))
-            self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
-            self._is_unflushed = True
-            self._busy_ns = self._clock_ns()
-            self._may_tune = self._is_tunable
-            if self._poll_ns:
-                # A client that was just answered may send again at once.
-                self._poll_until_ns = self._clock_ns() + self._poll_ns
+            if isinstance(outcome, Timings):
+                self._answer_batch(launched, outcome)
+            else:
+                self._on_failure(launched.batch, self._clock_ns(), outcome.error)
+                self._leave(launched.batch)
 
-    def _finished(self, launched: Launched) -> Timings | None:
-        """Returns stage times of a batch once it is done, else None; one that failed by itself is no more."""
+    def _answer_batch(self, launched: Launched, timings: Timings) -> None:
+        batch = launched.batch
+        op = batch[0].plan.op.name
+        waited_ns = [launched.began_ns - job.arrived_ns for job in batch]
+        for job, queue_ns in zip(batch, waited_ns, strict=True):
+            own = Timings(queue_ns, timings.h2d_ns, timings.kernel_ns, timings.d2h_ns, job.arrived_ns)
+            job.client.send(self._answer(job, own, len(batch)))
+        # Before the next launch, which takes longer than to say what is done.
+        self._mailbox.flush()
+        self._let_go(batch)
+        self._scheduler.settle(batch, (timings.h2d_ns + timings.kernel_ns + timings.d2h_ns) / 1e9)
+        self._metrics.record_queue(op, waited_ns)
+        self._metrics.record_stages(op, timings, len(batch))
+        self._metrics.record_launch(op, batch[0].plan.program, [job.plan.work for job in batch], timings)
+        self._is_unflushed = True
+        self._busy_ns = self._clock_ns()
+        self._may_tune = self._is_tunable
+        if self._poll_ns:
+            # A client that was just answered may send again at once.
+            self._poll_until_ns = self._clock_ns() + self._poll_ns
+
+    @staticmethod
+    def _outcome(launched: Launched) -> Timings | LaunchFailed | None:
+        """Returns stage times of a batch once it is done, or why it failed by itself; None before."""
         try:
             return launched.running.wait() if launched.running.is_done() else None
         except LaunchFailed as failure:
-            self._launched.popleft()
-            self._on_failure(launched.batch, self._clock_ns(), failure.error)
-            self._leave(launched.batch)
-            return None
+            return failure
         except BaseException:
             ids = ids_of(*(job.job for job in launched.batch))
             logger.critical("a launch failed under these requests", extra=ids)
@@ -503,7 +507,7 @@ class EngineLoop:
 
 def _late(job: BoundJob, now_ns: int) -> DeadlinePassed:
     """What a job hears whose deadline has passed."""
-    late_ms = (now_ns - job.deadline_ns) / 1e6
+    late_ms = max(0, now_ns - job.deadline_ns) / 1e6
     return DeadlinePassed(f"deadline: it passed {late_ms:.1f} ms before the request could start")
 
 

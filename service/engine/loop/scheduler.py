@@ -223,6 +223,7 @@ class Scheduler(Generic[WaitingT]):
         assert head is not None or not self._num_waiting, "This is a bug: the queue lost a job."
         # Keys whose batches wait for more.
         growing: set[Hashable] = set()
+        others = self._heads_beside(growing, now_ns)
         while head is not None:
             batch, is_full = self._gather(head, now_ns, decision)
             ready_ns = 0 if not is_idle or is_full else self._ready_ns(batch)
@@ -234,7 +235,7 @@ class Scheduler(Generic[WaitingT]):
                 self._by_key[head.key].lines[waiting.flow].put_back(waiting)
             decision.wake_ns = min(decision.wake_ns or ready_ns, ready_ns)
             growing.add(head.key)
-            head = self._head_beside(growing, now_ns)
+            head = next(others, None)
         return decision
 
     def _ready_ns(self, batch: Sequence[WaitingT]) -> int:
@@ -299,14 +300,13 @@ class Scheduler(Generic[WaitingT]):
             del self._flows[number]
         return None
 
-    def _head_beside(self, growing: Collection[Hashable], now_ns: int) -> WaitingT | None:
-        """The first job that need not wait for a batch of these keys, by the turns of the flows."""
+    def _heads_beside(self, growing: Collection[Hashable], now_ns: int) -> Iterator[WaitingT]:
+        """The jobs that need not wait for a batch of these keys, which may become more meanwhile, by the turns of the flows."""
         for _used_s, flow in sorted((flow.used_s, number) for number, flow in self._flows.items()):
             for waiting in self._flows[flow].line.all():
                 is_late = 0 < waiting.deadline_ns < now_ns
                 if not waiting.is_gone and not is_late and waiting.key not in growing:
-                    return waiting
-        return None
+                    yield waiting
 
     def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[WaitingT], bool]:
         """The head and all that may run with it, by turns of their flows, out of their key's queue.

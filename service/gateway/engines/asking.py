@@ -90,7 +90,7 @@ async def have_ended(jobs: Sequence[SentJob], deadline_ns: int) -> bool:
     _, pending = await asyncio.wait(replies, timeout=left_s(deadline_ns))
     if not pending:
         return True
-    verdicts = [job.engine.cancel(job.request_id) for job in jobs if job.reply in pending]
+    verdicts = [job.engine.cancel(job.request_id, is_late=True) for job in jobs if job.reply in pending]
     _, unsaid = await asyncio.wait(verdicts, timeout=VERDICT_TIMEOUT_S)
     if unsaid:
         return False

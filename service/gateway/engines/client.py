@@ -95,8 +95,12 @@ class Engine(Protocol):
         """Lets the engine forget a template, which will not be submitted again."""
         ...
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         """Cancels a job that has not started. Its own future still ends.
+
+        Args:
+            request_id: Number of the job.
+            is_late: Whether its deadline is the reason; else its client left.
 
         Returns:
             A future that ends when the engine says that the job has started, or with the job.
@@ -195,13 +199,13 @@ class EngineClient:
             return False
         return True
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         known = self._cancelled.get(request_id) or self._loop.create_future()
         if self._link is None or request_id not in self._pending:
             known.set_result(None)
         elif request_id not in self._cancelled:
             self._cancelled[request_id] = known
-            self._link.send(Cancel(request_id))
+            self._link.send(Cancel(request_id, is_late))
         return known
 
     async def run(self) -> None:

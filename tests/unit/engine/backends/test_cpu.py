@@ -203,6 +203,20 @@ def test_a_launch_that_fails_in_the_thread_says_so_and_the_next_one_is_computed(
     assert tensor_of(job.outs[0]).unique().tolist() == [256.0]
 
 
+def test_where_no_thread_can_be_started_the_next_launch_tries_again() -> None:
+    bench = JobBench(2**22)
+    job = bench.job("matmul", MatmulOptions(), a=bench.put(torch.ones(256, 256)), b=bench.put(torch.ones(256, 256)))
+    launches = join([job])
+    # No system has room for a stack of this size.
+    before = threading.stack_size(2**46)
+    try:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            bench.backend.begin(launches)
+    finally:
+        threading.stack_size(before)
+    assert bench.backend.begin(launches).wait().kernel_ns > 0
+
+
 def peak_bytes() -> int:
     """Most memory of this process since `/proc/self/clear_refs` was written."""
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024

@@ -67,7 +67,7 @@ class AddingEngine:
         future.set_result(self._reply(request))
         return 1, future
 
-    def cancel(self, request_id: int) -> asyncio.Future[None]:
+    def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         raise AssertionError
 
     def _reply(self, request: Command) -> Reply:
