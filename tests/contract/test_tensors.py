@@ -215,6 +215,7 @@ def test_tensors_dir_is_loaded_before_ready(
         np.testing.assert_allclose(decode(TYPES["safetensors"], response.content), A @ B, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_between_two_starts_has_another_version(start_server: StartServer, tmp_path: Path) -> None:
     tensors, programs = tmp_path / "tensors", tmp_path / "programs"
     paths = {tensors / "model.safetensors": "/v1/tensors/model/w", programs / "soft.json": "/v1/programs/soft"}

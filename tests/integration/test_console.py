@@ -229,6 +229,7 @@ def test_keys_engines_and_plurals(page: Page) -> None:
 # ── when things stop ──────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_it_says_when_the_server_is_silent_and_recovers(page: Page) -> None:
     expect(page.locator("#reading")).to_contain_text("Figures of", timeout=10_000)
     page.context.set_offline(True)

@@ -107,6 +107,7 @@ def test_requests_in_a_dying_engine_are_unavailable(shared_server: StartServer) 
         server.wait_ready(pid)
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_comes_back_on_its_port(shared_server: StartServer) -> None:
     server = shared_server(*FLAGS)
     with channel_to(server) as channel:

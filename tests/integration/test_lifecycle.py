@@ -175,6 +175,7 @@ def test_a_large_answer_under_way_at_sigterm_arrives_whole(start_server: StartSe
     assert server.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["ctrl-c", "closed-terminal"])
 def test_other_signals_drain_too(tmp_path: Path, number: signal.Signals) -> None:
     # These tests may run where it is ignored.
@@ -585,6 +586,7 @@ def sockets_of(pid: int) -> int:
 # ── start ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_a_gateway_is_light_and_knows_no_torch(shared_server: StartServer) -> None:
     server = shared_server(*FRESH)
     with server.client() as client:

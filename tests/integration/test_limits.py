@@ -39,6 +39,7 @@ def test_a_body_that_stalls_is_given_up(shared_server: StartServer) -> None:
         assert settles(client, is_idle)
 
 
+@pytest.mark.slow
 def test_a_head_that_trickles_in_is_given_up(shared_server: StartServer) -> None:
     server = shared_server(*IMPATIENT)
     with RawConnection(server.connect()) as connection:
@@ -236,6 +237,7 @@ def test_connections_over_the_limit_are_answered_503(start_server: StartServer) 
         check_product(first.answer().body)
 
 
+@pytest.mark.slow
 def test_an_idle_client_that_never_sends_is_closed(shared_server: StartServer) -> None:
     server = shared_server(*NARROW)
     with RawConnection(server.connect()) as connection:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pytest
 
 from tests.support.exposition import settles, total
 from tests.support.live_server import serving
@@ -34,6 +35,7 @@ def values_of(response: httpx.Response) -> Array:
     return values
 
 
+@pytest.mark.slow
 def test_who_comes_while_a_launch_computes_is_answered(tmp_path: Path) -> None:
     served = serving(tmp_path / "log", "--gateways", "1", before=("env", "OMP_NUM_THREADS=1"))
     with served as server, server.client() as client, ThreadPoolExecutor(1) as pool:

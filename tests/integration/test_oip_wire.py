@@ -337,6 +337,7 @@ def test_inputs_of_odd_lengths_in_odd_places(client: httpx.Client) -> None:
         np.testing.assert_array_equal(out, a.astype(np.int32) @ b.astype(np.int32))
 
 
+@pytest.mark.slow
 def test_text_near_the_limit(client: httpx.Client) -> None:
     x = np.ones(10**6, np.float32)
     response = client.post(SOFTMAX, content=to_text({"x": x}))

@@ -182,6 +182,7 @@ def test_it_scrapes_tilewire(query: Query, tilewire: LiveServer) -> None:
     assert has_data(query, f'up{{job="{JOB}",instance="{live_instance(tilewire)}"}} == 1')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", dashboard_expressions())
 def test_every_expression_of_the_dashboard_has_data(
     query: Query, tilewire: LiveServer, gpu_target: str, expression: str

@@ -236,6 +236,7 @@ def test_a_tensor_of_more_than_one_quota_is_cut(client: httpx.Client, count: int
     assert client.post("/v1/search?b=@items&k=1", content=to_safetensors({"a": query})).status_code == 404
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_takes_only_parts_with_it_and_brings_them_back(
     server: LiveServer, client: httpx.Client, count: int
 ) -> None:

@@ -56,6 +56,7 @@ def test_an_object_that_is_cut_all_the_time_ends_no_engine(sharing: LiveServer, 
     assert sharing.engines() == engines
 
 
+@pytest.mark.slow
 def test_unregistered_while_in_use(sharing: LiveServer, regions: Regions) -> None:
     """Registrations come and go under requests: each request finishes with the memory that it found, or finds none."""
     array: Array = np.ones((64, 1024), np.float32)

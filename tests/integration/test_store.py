@@ -133,6 +133,7 @@ def test_an_upload_on_one_host_is_multiplied_on_the_other(hosts: tuple[Host, Hos
     assert other.client.head("/v1/tensors/shared").headers["etag"] == answer.headers["etag"]
 
 
+@pytest.mark.slow
 def test_a_replaced_tensor_is_seen_within_the_interval(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     one.put("replaced", 1.0)

@@ -125,7 +125,7 @@ def test_prepared_refuses_an_output_that_does_not_fit():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("gap", [3, *(pytest.param(gap, marks=pytest.mark.slow) for gap in (1, 8))])
 def test_nothing_around_a_row_is_used(kind, dtype, gap, generator):
     """Rows of every place in a piece of 16 bytes, with better elements and NaN before, between and behind them."""

@@ -27,7 +27,15 @@ def generator():
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(
     ("n", "k"),
-    [(1, 1), (10, 10), (32, 3), (33, 16), (64, 1), (65, 10), pytest.param(400, 16, marks=pytest.mark.slow), (1000, 17)],
+    [
+        (1, 1),
+        (10, 10),
+        (32, 3),
+        (33, 16),
+        (64, 1),
+        (65, 10),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((400, 16), (1000, 17))),
+    ],
 )
 def test_lengths(dtype, largest, n, k, generator):
     check(torch.randn((3, n), generator=generator).to(dtype), k, largest=largest)

@@ -285,6 +285,7 @@ def test_health(run: Run, server: SpeakingServer, url: str) -> None:
     assert json.loads(nobody.stdout) == {"url": "http://127.0.0.1:9", "live": False, "ready": False, "reason": refused}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
