@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.threaded_server import ThreadedServer
 
 
 class _Echo(BaseHTTPRequestHandler):
@@ -25,21 +26,6 @@ class _Echo(BaseHTTPRequestHandler):
         pass
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """Says nothing of connections that a proxy resets."""
-
-
-@contextlib.contextmanager
-def echoing() -> Iterator[str]:
+def echoing() -> AbstractContextManager[str]:
     """Runs it; yields its address, `name:port`."""
-    with _Server(("127.0.0.1", 0), _Echo) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return ThreadedServer(("127.0.0.1", 0), _Echo).running()

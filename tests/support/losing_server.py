@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.threaded_server import ThreadedServer
 
 READY = "/readyz"
 
@@ -26,15 +26,10 @@ class Losses:
     status: int = 200
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(ThreadedServer):
     def __init__(self, losses: Losses) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.losses = losses
-
-    def handle_error(self, *_: object) -> None:
-        """Says nothing of connections that a proxy resets."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -65,14 +60,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
-def losing(losses: Losses) -> Iterator[str]:
+def losing(losses: Losses) -> AbstractContextManager[str]:
     """Runs one; yields its address, `name:port`."""
-    with _Server(losses) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return _Server(losses).running()

@@ -6,7 +6,7 @@ One thread does all of it, in turns:
 
 so nothing takes a lock, and no request waits for another thread to wake. With one thread for the sockets and one that
 waited for the device, a lone request paid five wakes. While the device works, the thread polls it and the sockets in
-turn.
+turn. Where a thread of the backend computes instead, it rings the mailbox at its end.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Scheduler(Generic[WaitingT]):
         assert head is not None or not self._num_waiting, "This is a bug: the queue lost a job."
         # Keys whose batches wait for more.
         growing: set[Hashable] = set()
-        others = self._heads_beside(growing, now_ns)
+        others: Iterator[WaitingT] | None = None
         while head is not None:
             batch, is_full = self._gather(head, now_ns, decision)
             ready_ns = 0 if not is_idle or is_full else self._ready_ns(batch)
@@ -235,6 +235,7 @@ class Scheduler(Generic[WaitingT]):
                 self._by_key[head.key].lines[waiting.flow].put_back(waiting)
             decision.wake_ns = min(decision.wake_ns or ready_ns, ready_ns)
             growing.add(head.key)
+            others = others or self._heads_beside(growing, now_ns)
             head = next(others, None)
         return decision
 
