@@ -9,6 +9,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
+from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.search import SearchOptions
 
 # Items beyond twice k whose distances are computed again on the CPU: those that rounding may have put behind the k best.
@@ -17,9 +18,9 @@ SPARE_CANDIDATES = 32
 MAX_GATHERED = 2**20
 # Most elements of items that are converted at once: 2 MiB in float64, which a core's cache has room for.
 MAX_CONVERTED = 2**18
-# Most scores that are held at once on the CPU: 16 MiB in float64, of which there are some copies. Of a million items that is
-# two queries, whose sort takes about as long as the conversion of the items.
-MAX_SCORES = 2**21
+# Most scores that are held at once on the CPU: 32 MiB in float64, of which there are some copies. Of a million items that is
+# four queries. Twice as many took longer.
+MAX_SCORES = 2**22
 
 
 class EngineSearch(EngineOp[SearchOptions]):
@@ -50,7 +51,7 @@ class EngineSearch(EngineOp[SearchOptions]):
             if options.metric == "l2" and a.is_floating_point():
                 found.append(_nearest(part, b, bias, scores, options.k))
             else:
-                found.append(_best(scores, options.k, largest=options.metric != "l2"))
+                found.append(best(scores, options.k, largest=options.metric != "l2", is_nan_large=False))
         values, indices = (torch.cat(one).expand(rows, -1) for one in zip(*found, strict=True))
         shape = (*a.shape[:-1], options.k)
         return values.reshape(shape), indices.reshape(shape)
@@ -176,7 +177,7 @@ def _nearest(
         (…, M, k) float32 distances, smallest first, and (…, M, k) int64 indices.
     """
     count = min(2 * k + SPARE_CANDIDATES, b.shape[0])
-    candidates = _best(scores, count, largest=False)[1].sort(dim=-1).values
+    candidates = best(scores, count, largest=False, is_nan_large=False)[1].sort(dim=-1).values
     distances = torch.empty(candidates.shape)
     rows, width = distances.numel() // count, b.shape[1]
     at_once = max(1, MAX_GATHERED // (count * max(width, 1)))
@@ -187,18 +188,5 @@ def _nearest(
         torch.sum(gaps.square_(), -1, out=into[part])
     if bias is not None:
         distances += bias.float()[candidates]
-    values, places = _best(distances, k, largest=False)
+    values, places = best(distances, k, largest=False, is_nan_large=False)
     return values, candidates.gather(-1, places)
-
-
-def _best(scores: torch.Tensor, k: int, *, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses k of each row: the smaller index among equals, NaN after every number."""
-    is_nan = scores.isnan()
-    worst = -torch.inf if largest else torch.inf
-    order = scores.masked_fill(is_nan, worst).argsort(dim=-1, descending=largest, stable=True)
-    if is_nan.any():
-        # Numbers before NaN, each in their order.
-        order = order.gather(-1, is_nan.gather(-1, order).int().argsort(dim=-1, stable=True))
-    # A view would keep the order of all.
-    order = order[..., :k].contiguous()
-    return scores.gather(-1, order), order

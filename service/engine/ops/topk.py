@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
+from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.topk import TopkOptions
 
 
@@ -14,10 +15,8 @@ class EngineTopk(EngineOp[TopkOptions]):
     """Selection of the k largest or smallest on the CPU and on the GPU."""
 
     def cpu(self, inputs: Operands, options: TopkOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
-        """Computes on the CPU. A stable sort gives the smaller index among equals, and NaN above every number."""
         assert options.k is not None, "This is a bug: planned without k."
-        values, indices = inputs["x"].sort(dim=options.axis, descending=options.largest, stable=True)
-        return values.narrow(options.axis, 0, options.k), indices.narrow(options.axis, 0, options.k)
+        return best(inputs["x"], options.k, largest=options.largest, is_nan_large=True, axis=options.axis)
 
     def prepare(self, call: KernelCall[TopkOptions]) -> Compute:
         """Binds a launch. A row does not depend on the others of its batch."""
