@@ -38,7 +38,9 @@ class LoopRoom:
 
 async def offload_with_room(nbytes: int, leases: Leases, work: Callable[..., ReturnT], *args: object) -> ReturnT:
     """As `offload`; the last argument of `work` is room for tensors, of the request's slots."""
-    return await offload(nbytes, work, *args, LoopRoom(leases) if nbytes > OFFLOAD_BYTES else leases)
+    if nbytes <= OFFLOAD_BYTES:
+        return work(*args, leases)
+    return await offload(nbytes, work, *args, LoopRoom(leases))
 
 
 async def offload(
