@@ -38,6 +38,11 @@ DTYPES = {
     "normalize": FLOATS,
     "pointwise": FLOATS,
 }
+# Outputs of the ops that have several, each with its dtype; None stands for that of the first operand.
+OUTPUTS: dict[str, dict[str, str | None]] = {
+    "search": {"values": "float32", "indices": "int64"},
+    "topk": {"values": None, "indices": "int64"},
+}
 # Dtypes of the service: those that some op takes.
 _SERVED = tuple(dict.fromkeys(name for names in DTYPES.values() for name in names))
 NAMES = {code: name for name, code in CODES.items()}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from tilewire._arrays.dtypes import DTYPES, dtype_name
+from tilewire._arrays.dtypes import DTYPES, OUTPUTS, dtype_name
 from tilewire._arrays.host import HostArray
 from tilewire._arrays.operands import DEFAULT_DTYPE, OPTIONAL_OPERANDS, dtypes_beside
 from tilewire._clients.requests import Rules
@@ -110,26 +110,29 @@ class _Recorder:
 
     def step(self, op: str, inputs: Mapping[str, Any], dtype: str | None, **options: Any) -> Traced:
         """Writes down an op with one output."""
-        return self.steps_with(op, inputs, ("v",), (dtype,), **options)[0]
+        (value,) = self.record_op(op, inputs, dtype, **options).values()
+        return value
 
-    def steps_with(
-        self,
-        op: str,
-        inputs: Mapping[str, Any],
-        outputs: tuple[str, ...],
-        dtypes: tuple[str | None, ...],
-        **options: Any,
-    ) -> tuple[Traced, ...]:
-        """Writes down an op; its values are named after the step's number."""
+    def record_op(self, op: str, inputs: Mapping[str, Any], dtype: str | None, **options: Any) -> dict[str, Traced]:
+        """Writes down an op; its values are named after the step's number.
+
+        Returns:
+            The values by output name, each of the dtype that `OUTPUTS` gives it, else of `dtype`.
+        """
         like = next(value.dtype for value in inputs.values() if isinstance(value, Traced))
         out_dtype = options.get("out_dtype")
         named = {
             key: self._name_of(key, value, op, like, out_dtype) for key, value in inputs.items() if value is not None
         }
-        names = tuple(self._fresh(f"{output}{len(self.steps)}") for output in outputs)
+        outputs = OUTPUTS.get(op, {"out": None})
+        # A sole output is called "v", for value, in the program.
+        stems = outputs if len(outputs) > 1 else ("v",)
+        names = tuple(self._fresh(f"{stem}{len(self.steps)}") for stem in stems)
         kept = {key: value for key, value in options.items() if value is not None}
         self.steps.append(Step(op, named, names, kept))
-        return tuple(Traced(self, name, dtype) for name, dtype in zip(names, dtypes, strict=True))
+        return {
+            output: Traced(self, name, own or dtype) for name, (output, own) in zip(names, outputs.items(), strict=True)
+        }
 
     def _fresh(self, name: str) -> str:
         return self._fresh(f"{name}_") if name in self._inputs else name
@@ -215,7 +218,7 @@ class _RecordedCalls(TensorCalls):
         dtype = next(value.dtype for value in inputs.values() if isinstance(value, Traced))
         if options.get("out_dtype") is not None:
             dtype = options["out_dtype"] = dtype_name(options["out_dtype"])
-        return Answer({"out": self._recorder.step(op, inputs, dtype, **options)}, None, None, None, {})
+        return Answer(self._recorder.record_op(op, inputs, dtype, **options), None, None, None, {})
 
 
 class Traced:
@@ -258,17 +261,13 @@ class Traced:
 
     def topk(self, k: int, axis: int = -1, *, largest: bool | None = None) -> TopK[Traced]:
         """Records the k largest or smallest elements: values and indices."""
-        outputs, dtypes = ("values", "indices"), (self.dtype, "int64")
-        values, indices = self._recorder.steps_with(
-            "topk", {"x": self}, outputs, dtypes, k=operator.index(k), axis=_axis(axis), largest=largest
-        )
-        return TopK(values, indices)
+        asked = {"k": operator.index(k), "axis": _axis(axis), "largest": largest}
+        return TopK(**self._recorder.record_op("topk", {"x": self}, self.dtype, **asked))
 
     def search(self, items: Any, k: int = 10, *, bias: Any = None, metric: Metric | None = None) -> TopK[Traced]:
         """Records the k best items of each row: values and indices."""
-        inputs, outputs = {"a": self, "b": items, "bias": bias}, ("values", "indices")
-        values, indices = self._recorder.steps_with("search", inputs, outputs, ("float32", "int64"), k=k, metric=metric)
-        return TopK(values, indices)
+        inputs = {"a": self, "b": items, "bias": bias}
+        return TopK(**self._recorder.record_op("search", inputs, None, k=k, metric=metric))
 
     def normalize(
         self,
