@@ -20,7 +20,7 @@ def parse_options(op: AnyOp, raw: Mapping[str, object]) -> OpOptions:
     known = op.options.__struct_fields__
     for name in raw:
         if name not in known:
-            raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it has {', '.join(known)}")
+            raise InvalidRequest(f"{name[:64]}: {op.name} has no such option; it has {', '.join(known) or 'none'}")
     for name, value in raw.items():
         try:
             msgspec.convert({name: value}, op.options, strict=False)

@@ -454,7 +454,7 @@ def test_the_program_of_the_api_is_one() -> None:
 
 def test_options_of_the_api_are_those_of_the_ops() -> None:
     table = section(API, "Ops").partition("\n\n| option |")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*?) \| .*\|$", table, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \|(.*?)\| .*\|$", table, re.MULTILINE))
     documented = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows.items()}
     assert documented == {name: set(op.options.__struct_fields__) for name, op in OPS.items()}
 

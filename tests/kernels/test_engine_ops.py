@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -139,11 +140,12 @@ STEPS = [
 
 def test_a_program_of_every_op_gives_what_torch_gives() -> None:
     further = [op for op in OPS.values() if op.name not in {step["op"] for step in STEPS}]
+    names = {op.name: [f"{op.name}_{output}" for output in op.outputs] for op in further}
     steps = STEPS + [
-        {"op": op.name, "inputs": dict.fromkeys(op.required, "x"), "options": op.example_options, "as": op.name}
+        {"op": op.name, "inputs": dict.fromkeys(op.required, "x"), "options": op.example_options, "as": names[op.name]}
         for op in further
     ]
-    outputs = ["s", "i", "v", "at", "l", "p", *(op.name for op in further)]
+    outputs = ["s", "i", "v", "at", "l", "p", *itertools.chain(*names.values())]
     raw = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 8]}}, "steps": steps, "outputs": outputs}
     options = ProgramOptions(parse_program(json.dumps(raw), OPS).text)
     draw = torch.Generator().manual_seed(1)

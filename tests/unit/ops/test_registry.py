@@ -13,7 +13,9 @@ from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BeyondLimit, InvalidRequest, UnknownName
 from tilewire.service.ops.op import AnyOp, Limits, Plan, TensorType
 from tilewire.service.ops.planning import parse_options, plan
+from tilewire.service.ops.program.op import NoOptions
 from tilewire.service.ops.registry import OPS, op_named
+from tilewire.service.ops.softmax import Softmax
 
 LIMITS = Limits()
 
@@ -75,9 +77,21 @@ def test_dtypes_taken_and_given(op: str, dtype: str) -> None:
             planned(op, operands, options)
         return
     default = {"int8": "int32", "float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16"}.get(dtype, dtype)
-    given = planned(op, operands, options).outputs
-    assert [one.dtype for one in given[:1]] == ["float32" if op == "search" else default]
-    assert [one.dtype for one in given[1:]] == ["int64"] * (len(OPS[op].outputs) - 1)
+    given = {name: out.dtype for name, out in zip(OPS[op].outputs, planned(op, operands, options).outputs, strict=True)}
+    own = {"values": "float32", "indices": "int64"} if op == "search" else {"indices": "int64"}
+    assert given == {name: own.get(name, default) for name in OPS[op].outputs}
+
+
+class Bare(Softmax):
+    """An op without options."""
+
+    name = "bare"
+    options = NoOptions  # type: ignore[assignment]
+
+
+def test_an_op_without_options_says_so() -> None:
+    with pytest.raises(InvalidRequest, match="k: bare has no such option; it has none"):
+        parse_options(Bare(), {"k": 1})
 
 
 def test_limits() -> None:
