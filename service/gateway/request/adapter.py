@@ -58,7 +58,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         programs: Kept programs.
         residents: Names of resident tensors by input, as far as the head names them.
         writes: Names of residents that it stores, as far as the head names them.
-        lead_bytes: Bytes left free in front of the body, so that its payload begins aligned.
+        pad_bytes: Bytes left free in front of the body, so that its payload begins aligned.
         needs_body: A body is read; False when residents stand for all inputs.
         program: Name of the kept program that is run; None for an op, and for a program in the body.
         program_field: Name of that field in errors.
@@ -69,7 +69,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     programs: Programs
     residents: Mapping[str, str] = {}
     writes: tuple[str, ...] = ()
-    lead_bytes: int = 0
+    pad_bytes: int = 0
     needs_body: bool = True
     program: str | None = None
     program_field: str = "program"
@@ -89,7 +89,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         """Reads a whole body.
 
         Args:
-            body: Slot with `lead_bytes` free bytes and the body behind them; None without a body.
+            body: Slot with `pad_bytes` free bytes and the body behind them; None without a body.
             leases: Source of further slots.
 
         Raises:

@@ -44,7 +44,7 @@ async def receive_body(
     context: RequestContext,
     leases: Leases,
     max_bytes: int,
-    lead_bytes: int = 0,
+    pad_bytes: int = 0,
     spare_bytes: int = 0,
 ) -> Lease:
     """Receives the whole body, and measures how long that takes.
@@ -54,11 +54,11 @@ async def receive_body(
         context: The request.
         leases: Source of the slot.
         max_bytes: Largest body.
-        lead_bytes: Bytes left free at the slot's start, so that what matters in the body begins aligned.
+        pad_bytes: Bytes left free at the slot's start, so that what matters in the body begins aligned.
         spare_bytes: Room behind the body, if there is plenty.
 
     Returns:
-        A slot of exactly the body's length behind the lead.
+        A slot of exactly the body's length behind the free bytes.
 
     Raises:
         LengthRequired: Neither a length nor chunks.
@@ -72,7 +72,7 @@ async def receive_body(
     # Before, not after: a body that comes slowly holds its slot all the while.
     gateway.metrics.observe_load()
     if head.is_chunked:
-        lease = await _receive_chunked(context, leases, max_bytes, timeout_s, lead_bytes)
+        lease = await _receive_chunked(context, leases, max_bytes, timeout_s, pad_bytes)
         context.receive_s = time.perf_counter() - context.receive_began_s
         return lease
     declared = head.content_length
@@ -80,9 +80,9 @@ async def receive_body(
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
         raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
-    lease = leases.take_now(lead_bytes + declared, spare_bytes) or await leases.wait(lead_bytes + declared)
+    lease = leases.take_now(pad_bytes + declared, spare_bytes) or await leases.wait(pad_bytes + declared)
     slot = lease.view
-    rest = context.stream.receive_into(slot[lead_bytes:] if lead_bytes else slot, timeout_s)
+    rest = context.stream.receive_into(slot[pad_bytes:] if pad_bytes else slot, timeout_s)
     if rest is not None:
         await rest
     context.receive_s = time.perf_counter() - context.receive_began_s
@@ -90,10 +90,10 @@ async def receive_body(
 
 
 async def _receive_chunked(
-    context: RequestContext, leases: Leases, max_bytes: int, timeout_s: float, lead_bytes: int
+    context: RequestContext, leases: Leases, max_bytes: int, timeout_s: float, pad_bytes: int
 ) -> Lease:
     stream = context.stream
-    lease = await leases.wait(lead_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
+    lease = await leases.wait(pad_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
     is_last = False
     while not is_last:
         piece = await stream.receive_piece(timeout_s)
@@ -102,9 +102,9 @@ async def _receive_chunked(
         is_last = stream.is_complete
         if context.received_bytes > max_bytes:
             raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
-        begin = lead_bytes + context.received_bytes - len(piece)
-        lease = await append(lease, leases, piece, begin, lead_bytes + max_bytes)
-    lease.shrink(lead_bytes + context.received_bytes)
+        begin = pad_bytes + context.received_bytes - len(piece)
+        lease = await append(lease, leases, piece, begin, pad_bytes + max_bytes)
+    lease.shrink(pad_bytes + context.received_bytes)
     return lease
 
 

@@ -92,7 +92,7 @@ async def _answer(
         if call.needs_body or head.is_chunked or head.content_length:
             spare_bytes = 0 if cached is None else cached.spare_bytes
             body = await receive_body(
-                gateway, context, leases, gateway.settings.max_body_bytes, call.lead_bytes, spare_bytes
+                gateway, context, leases, gateway.settings.max_body_bytes, call.pad_bytes, spare_bytes
             )
             if not call.needs_body and not context.received_bytes:
                 # In chunks, of which there were none.
@@ -178,7 +178,7 @@ async def compute(
     """
     engines, cached, task, begin, end = gateway.engines, context.cached, None, 0, 0
     if body is not None:
-        begin, end = body.offset + call.lead_bytes, body.offset + body.nbytes
+        begin, end = body.offset + call.pad_bytes, body.offset + body.nbytes
     template = None if cached is None else cached.find(gateway.arena.segment.view, begin, end)
     is_renewed = False
     for _attempt in range(MAX_PLANS):
@@ -331,8 +331,8 @@ def plan_task(
     Raises:
         TilewireError: Operands, limits or the format of the answer do not allow it.
     """
-    op, lead_bytes, residents = task.op, task.call.lead_bytes, task.residents
-    begin = 0 if body is None else body.offset + lead_bytes
+    op, pad_bytes, residents = task.op, task.call.pad_bytes, task.residents
+    begin = 0 if body is None else body.offset + pad_bytes
     inputs = bind(task, types, begin, versions or {})
     specs, options = tuple(spec for spec, _ in inputs), task.options
     regions = [task.out_regions.get(name) for name in op.outputs]
@@ -353,7 +353,7 @@ def plan_task(
     encoder = task.encoder(op, outputs)
     lead = None
     if task.lead_bytes is not None and task.lead_bytes <= MAX_LEAD_BYTES:
-        lead = b"" if body is None else bytes(body.view[lead_bytes:][: task.lead_bytes])
+        lead = b"" if body is None else bytes(body.view[pad_bytes:][: task.lead_bytes])
     outputs_at, result_bytes = list[tuple[int, bool]](), 0
     for kind, region in zip(outputs.values(), regions, strict=True) if task.store is None else ():
         outputs_at.append((result_bytes, True) if region is None else (region.offset, False))

@@ -51,7 +51,7 @@ class InferApi(msgspec.Struct, frozen=True):
             op=op,
             programs=self.programs,
             # A coded body is aligned when it is inflated.
-            lead_bytes=align_bytes if coding is None else 0,
+            pad_bytes=align_bytes if coding is None else 0,
             program=head.path.removeprefix(MODELS).partition("/")[0] if op is PROGRAM_FAMILY else None,
             settings=self.settings,
             header_bytes=header_bytes,

@@ -67,23 +67,23 @@ def coding_of_answer(accept: str | None, *, is_text: bool, nbytes: int) -> Codin
     return "deflate" if "deflate" in accepted else None
 
 
-async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int, lead_bytes: int) -> Lease:
-    """Inflates a body into a slot of its own, behind `lead_bytes` free ones; the compressed one goes back.
+async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int, pad_bytes: int) -> Lease:
+    """Inflates a body into a slot of its own, behind `pad_bytes` free ones; the compressed one goes back.
 
     Raises:
         BodyTooLarge: It inflates past `max_bytes`.
         TooBusy: There was no room within the time-out.
         InvalidRequest: Not one whole stream of that coding.
     """
-    target = await leases.wait(lead_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
+    target = await leases.wait(pad_bytes + min(max(4 * source.nbytes, STEP_BYTES), max_bytes))
     inflater = zlib.decompressobj(_WBITS[coding])
-    end, fed, tail, num_members = lead_bytes, 0, b"", 1
+    end, fed, tail, num_members = pad_bytes, 0, b"", 1
     while not inflater.eof:
         if not tail:
             tail = bytes(source.view[fed : fed + FED_BYTES])
             fed += len(tail)
         # A little may have inflated to much: all but the first step counts as long.
-        nbytes = len(tail) if end == lead_bytes else STEP_BYTES
+        nbytes = len(tail) if end == pad_bytes else STEP_BYTES
         try:
             piece = await offload(nbytes, inflater.decompress, tail, STEP_BYTES)
         except zlib.error:
@@ -97,9 +97,9 @@ async def inflate(source: Lease, leases: Leases, coding: Coding, max_bytes: int,
                 raise InvalidRequest(f"body: the gzip stream has more than {MAX_MEMBERS} members")
             tail, inflater = inflater.unused_data, zlib.decompressobj(_WBITS[coding])
         begin, end = end, end + len(piece)
-        if end - lead_bytes > max_bytes:
+        if end - pad_bytes > max_bytes:
             raise BodyTooLarge(f"body: it inflates to more than {max_bytes} bytes")
-        target = await append(target, leases, piece, begin, lead_bytes + max_bytes)
+        target = await append(target, leases, piece, begin, pad_bytes + max_bytes)
     if inflater.unused_data or fed < source.nbytes:
         raise InvalidRequest(f"body: bytes follow the end of the {coding} stream")
     leases.give_back(source)
