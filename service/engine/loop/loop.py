@@ -69,8 +69,8 @@ FLUSH_S = 0.05
 
 # A small batch is over within this, its launch included, and the thread polls the device without a pause. A longer one is
 # polled now and then, and each time the timer adds its own slack.
-EAGER_NS = 1_000_000
-ASK_AGAIN_S = 20e-6
+SPIN_NS = 1_000_000
+POLL_AGAIN_S = 20e-6
 
 # A device without a job for this long is tuned, in turns of some 0.1 ms. Clients that ask in a loop come again sooner.
 IDLE_NS = 100_000_000
@@ -110,7 +110,7 @@ class EngineLoop:
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._poll_ns = poll_ns
-        self._eager_ns = max(EAGER_NS, poll_ns)
+        self._spin_ns = max(SPIN_NS, poll_ns)
         self._poll_until_ns = 0
         self._scheduler: Scheduler[BoundJob] = Scheduler(caps)
         self._wake_ns = 0
@@ -162,7 +162,7 @@ class EngineLoop:
             self._mailbox.close()
             return
         while True:
-            for event in self._mailbox.take(self._patience_s()):
+            for event in self._mailbox.take(self._timeout_s()):
                 self._handle(event)
             self._complete()
             if self._has_room and len(self._scheduler):
@@ -206,12 +206,12 @@ class EngineLoop:
         last = launched[-1]
         return len(launched) < MAX_LAUNCHED and last.seconds >= WORTH_OVERLAP_S and not last.running.rings
 
-    def _patience_s(self) -> float | None:
+    def _timeout_s(self) -> float | None:
         """Returns how long to wait for an event: for ever when only an event gives work, not at all when work is at hand."""
         if self._launched and self._launched[0].running.rings:
             return FLUSH_S if self._is_unflushed else None
         if self._launched:
-            return 0 if self._clock_ns() - self._launched[0].began_ns < self._eager_ns else ASK_AGAIN_S
+            return 0 if self._clock_ns() - self._launched[0].began_ns < self._spin_ns else POLL_AGAIN_S
         if len(self._scheduler):
             return max(0, self._wake_ns - self._clock_ns()) / 1e9
         if self._poll_until_ns and self._clock_ns() < self._poll_until_ns:
@@ -506,7 +506,7 @@ class EngineLoop:
 
 
 def _late(job: BoundJob, now_ns: int) -> DeadlinePassed:
-    """What a job hears whose deadline has passed."""
+    """Returns the error of a job whose deadline has passed."""
     late_ms = max(0, now_ns - job.deadline_ns) / 1e6
     return DeadlinePassed(f"deadline: it passed {late_ms:.1f} ms before the request could start")
 
