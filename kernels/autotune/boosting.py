@@ -56,7 +56,7 @@ def boost(facts: Array, wanted: Array, weights: Array) -> list[Any]:
 
 
 def _edges_of(column: Array) -> Array:
-    """What values are told apart at: each is the last of its bin."""
+    """Returns the values that end bins, each the last of its bin."""
     values = np.unique(column)
     if len(values) > _BINS:
         values = np.unique(np.quantile(column, np.linspace(0, 1, _BINS + 1)[1:], method="nearest"))

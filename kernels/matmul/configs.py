@@ -237,7 +237,7 @@ def programs_on(config: Config, item_bytes: int, out_bytes: int, shared_bytes: i
 
 
 def _part_of(shared_bytes: int, programs: int) -> int:
-    """What each of so many programs on a multiprocessor may have of its shared memory."""
+    """Returns the bytes of shared memory for each of `programs` on a multiprocessor."""
     return (shared_bytes + _KEPT_BYTES) // programs - _KEPT_BYTES
 
 

@@ -37,7 +37,7 @@ def load_bits(ptr, kind, offs, mask):
 
 @triton.jit
 def floats_of_bits(kind, bits):
-    """What `load_bits` loaded, in float32."""
+    """Converts the bits that `load_bits` loaded to float32."""
     short, word = bits
     return tl.where(kind <= BFLOAT16, floats_of_short(kind, short), floats_of_word(kind, word))
 

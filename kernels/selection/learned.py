@@ -71,7 +71,7 @@ Reader = Callable[[dict[str, Any], bool, dict[str, Any]], tuple[Product, Any]]
 
 
 class Learned:
-    """What one device has learned.
+    """Holds the learned configurations of one device, and counts its launches.
 
     Args:
         path: File that keeps it; None for memory alone.
@@ -190,7 +190,7 @@ def install(target: Target, learned: Learned | None) -> None:
 
 
 def learned_for(target: Target) -> Learned | None:
-    """What is installed for a target."""
+    """Returns the choices that are installed for a target, or None."""
     # A target takes as long to hash as a launch to look up.
     return _installed.get(target) if _installed else None
 

@@ -95,7 +95,7 @@ def total_of(x, ROWS: tl.constexpr):
 
 @triton.jit
 def to_steps(of_rows, STEPS: tl.constexpr):
-    """What is of rows, (ROWS,), for each of their steps: (STEPS × ROWS, 1)."""
+    """Repeats one number a row, (ROWS,), for each of its steps: (STEPS × ROWS, 1)."""
     ROWS: tl.constexpr = of_rows.shape[0]
     return tl.reshape(tl.broadcast_to(of_rows[None, :, None], (STEPS, ROWS, 1)), (STEPS * ROWS, 1))
 

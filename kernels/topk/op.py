@@ -42,7 +42,7 @@ from tilewire.kernels.topk.kernel import (
 
 
 def members(target: Target) -> Iterator[tuple[str, Config]]:
-    """What `built` takes, for every configuration that can be chosen on `target`."""
+    """Yields the arguments of `built` for every configuration that can be chosen on `target`."""
     for config, dtype in itertools.product(enumerate_configs(target), FLOATS):
         yield dtype, config
 
@@ -65,7 +65,7 @@ def built(dtype: str, config: Config, target: Target) -> dict[str, Variant]:
 
 
 def selecting(target: Target) -> list[tuple[Block, bool]]:
-    """What `select_variant` takes, for everything that can be launched on `target`."""
+    """Returns the arguments of `select_variant` for every binary that can be launched on `target`."""
     blocks = dict.fromkeys(block for width in WIDTHS for block in select_blocks(width, target))
     return list(itertools.product(blocks, (False, True)))
 

@@ -157,7 +157,7 @@ def flag_of(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def placeholder(field: FieldInfo) -> str:
-    """What stands for a setting's value in the help, as `<size>`."""
+    """Returns the word for a setting's value in the help, as `<size>`."""
     if any(isinstance(one, BeforeValidator) for one in field.metadata):
         return "<size>"
     kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]

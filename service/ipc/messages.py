@@ -223,7 +223,7 @@ class _Numbered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Request(_Numbered, frozen=True, array_like=True, kw_only=True):
-    """What has an answer and is no job.
+    """Message that is answered and is no job.
 
     Attributes:
         request_id: Name of the request in logs; behind the fields of each class.

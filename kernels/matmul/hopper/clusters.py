@@ -86,7 +86,7 @@ def join(ptx: str) -> str:
 
 
 class _Joined:
-    """What was changed in a program of a cluster of so many programs along the grid's axes."""
+    """Changes of one program in a cluster of so many programs along the grid's axes."""
 
     def __init__(self, rows, columns):
         self._size = (rows, columns)

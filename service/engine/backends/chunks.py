@@ -38,7 +38,7 @@ class Chunks:
 
 
 class Cut(NamedTuple):
-    """What a request can be cut along.
+    """Tensors and rows along which a request can be cut.
 
     Attributes:
         names: As in `Chunks`, like `rows` and `is_flat`.

@@ -12,7 +12,7 @@ _WORK_S, _REST_S = 0.003, 1e-6
 
 
 class _Work(threading.local):
-    """What this thread is at: when it began or last rested, and when it last asked."""
+    """Times of this thread: when it began or last rested, and when it last checked."""
 
     begun_s = asked_s = 0.0
 

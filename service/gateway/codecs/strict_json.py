@@ -24,7 +24,7 @@ class LongArray(msgspec.Struct, eq=False):
 
 
 def kind_of(value: object) -> str:
-    """What a parsed value is, in error texts."""
+    """Returns the word for the type of a parsed value in errors."""
     if isinstance(value, LongArray):
         return "a long list of numbers"
     return "nothing" if value is None else type(value).__name__

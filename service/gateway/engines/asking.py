@@ -1,4 +1,4 @@
-"""Asks one engine something and waits for its answer, or for jobs. Runs in the gateway's event loop."""
+"""Sends commands to one engine and waits for its answers, or for jobs. Runs in the gateway's event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLLOW_TIMEOUT_S = 30.0
 # At a deadline an engine that works says within this whether a job has started.
 VERDICT_TIMEOUT_S = 0.1
 
-# What a request hears of whose job this is not known.
+# Detail of the error when an engine does not say whether it has started the job.
 NO_RESULT = "deadline: it passed before there was a result; the request may be computed all the same"
 
 ReplyT = TypeVar("ReplyT", Done, Stale, Tensors, RegionList, Kernels)

@@ -156,7 +156,7 @@ def connection_error(error: TilewireError, url: bytes, given_id: str | None) -> 
 
 
 class Answered(Response):
-    """What a framework's route returns whose answer was written past the framework."""
+    """Result of a framework's route whose answer was written past the framework."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Writes nothing."""
