@@ -42,7 +42,8 @@ def check_registries(kernel_names: Collection[str] | None = None, steps: Collect
     Raises:
         CannotStart: They differ; the text names the ops.
     """
-    if missing := OPS.keys() - set(steps):
-        raise CannotStart(f"ops: {', '.join(sorted(missing))} have no class of theirs in service/engine/ops")
-    if kernel_names is not None and (missing := OPS.keys() - set(kernel_names)):
-        raise CannotStart(f"ops: {', '.join(sorted(missing))} have no kernel")
+    if missing := sorted(OPS.keys() - set(steps)):
+        classes = ", ".join(f"no Engine{type(OPS[name]).__name__} in service/engine/ops/{name}.py" for name in missing)
+        raise CannotStart(f"ops: {classes}")
+    if kernel_names is not None and (missing := sorted(OPS.keys() - set(kernel_names))):
+        raise CannotStart(f"ops: no {', '.join(missing)} in KERNEL_OPS of kernels/registry.py")
