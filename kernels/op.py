@@ -33,7 +33,7 @@ class SelfTest:
     Attributes:
         variants: Binaries that were launched.
         is_right: Boolean tensor of one element, on the device.
-        held: What a launch reads in host memory: it stays alive until the launch has run.
+        held: Host memory that a launch reads; it stays alive until the launch has run.
     """
 
     variants: tuple[Variant, ...]
@@ -138,8 +138,8 @@ class Tuning:
         sizes: Limits of a key: largest number of entries, of those for all layouts, and smallest gain of a further one.
         config: Type of the configurations.
         is_supported: Whether a target has kernels for a shape.
-        facts: What predicted times are corrected by: (shape, configuration, programs on a multiprocessor, target). A named
-            tuple; None for an op whose times are not corrected.
+        facts: Facts that correct predicted times: (shape, configuration, programs on a multiprocessor, target). A named tuple;
+            None for an op whose times are not corrected.
         binary: Name of an entry's binary for a shape, among those whose resources may differ: (shape, configuration).
         keeps: Whether entries of the table stay, so that sizes which were not measured have one.
     """
@@ -163,7 +163,7 @@ class Family:
     """Binaries of an op that are listed, built and tried alike.
 
     Attributes:
-        members: What tells the binaries that can be chosen on a target apart: arguments of the other two.
+        members: Arguments of the other two, for each binary that can be chosen on a target.
         build: The binary, or binaries, of a member: (*member, target).
         self_test: Launches them on a device, and compares with what is known: (*member, device).
     """
@@ -182,10 +182,12 @@ class KernelOp:
     | file | content |
     |---|---|
     | `kernel.py` | the `@triton.jit` bodies; they begin with `await_previous(OVERLAP)` |
-    | `op.py` | `Problem` (what a choice depends on), `Config`, `choose(problem, target)` and all that it can choose |
-    | | `build(…) -> Variant` |
-    | | the public function, and `prepare_<op>`, which returns a launcher without checks |
-    | | `self_test`: a binary, on numbers whose result is exact; a float64 oracle where it or benchmarks compare with one |
+    | `op.py` | `Problem`: facts on which a choice depends; `Config`: blocks |
+    | `op.py` | `choose(problem, target)`: a configuration; `enumerate_configs(target)`: all that it can choose |
+    | `op.py` | `build(problem, config, target)`: the `Variant` of a choice |
+    | `op.py` | the public function, and `prepare_<op>`: checks operands once, and returns their launcher |
+    | `op.py` | `self_test(problem, config, device)`: launches a binary on numbers whose result is exact |
+    | `op.py` | `<op>_reference`: the float64 oracle of self-test, tests and benchmarks |
     | `__init__.py` | the `KernelOp`, with the families of its binaries |
 
     A long choice has a file `configs.py`, without torch and Triton. An op that is measured has `bench.py`: a `Shape`, groups

@@ -208,12 +208,16 @@ class Op(abc.ABC, Generic[OptionsT]):
         name: Name, as in the URL.
         summary: Description in one sentence.
         required: Names of the inputs that must be given, in order. An unnamed tensor stands for the first.
+        optional: Names of the inputs that may be given.
+        outputs: Names of the results, in order; `out` where there is one.
         dtypes: Dtypes that the required inputs may have.
+        options: Class of the options; one without fields for an op that has none.
         needs: Names of the options that have no default.
         ranks: Rank of each required input and of each output that `/v2` shows.
         output_datatypes: `/v2` datatype of each output that is not that of the inputs.
         is_elementwise: Whether an element of the result depends on the same element of each operand only.
         example: JSON body for the OpenAPI document.
+        example_options: Options of that request, beside its body.
         warmup: Request with a known answer.
     """
 
