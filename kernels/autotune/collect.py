@@ -170,7 +170,7 @@ def measure_shape(
         shape: The shape.
         able: Its candidates.
         target: The device.
-        online: What online tuning chose, by who took part.
+        online: Choices of online tuning, by the kernels that took part.
     """
     own = shape.chosen(target)
     vendors = bench.vendors(shape)

@@ -44,7 +44,7 @@ class Detour:
 
     Args:
         run: The call.
-        inner: What it launches.
+        inner: Calls that it launches.
 
     Attributes:
         inner: See above.

@@ -66,7 +66,7 @@ class Retries:
         then that try's outcome stands.
 
         Args:
-            outcome: What came of the last try.
+            outcome: Reply or error of the last try.
         """
         if self._doubt is None or not self._call.is_conditional_change or not isinstance(outcome, Reply):
             return outcome

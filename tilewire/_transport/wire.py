@@ -270,7 +270,7 @@ def unexpected(reply: Reply, expected: str) -> ServerError:
 
     Args:
         reply: The answer.
-        expected: What it should have been.
+        expected: Description of a right reply.
     """
     got = content_type(reply.headers) or "no content type"
     detail = f"expected {expected}, got status {reply.status} and {got}; is this the address of a Tilewire server?"

@@ -33,7 +33,7 @@ class Form:
         left_parts: 2 where pairs of programs load half of each box of the left operand, for both; else 1.
         right_parts: The same for the right operand.
         promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
-        changes: What stands for the changes of the program's text; see `stages.py`.
+        changes: Mark of the changes of the program's text; see `stages.py`.
     """
 
     block_m: int

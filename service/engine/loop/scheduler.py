@@ -86,7 +86,7 @@ class Decision(Generic[WaitingT]):
 
     Attributes:
         batch: To run together; empty when nothing waits, or when it is worth waiting for more.
-        expired: Whose deadline passed; never to be run.
+        expired: Jobs whose deadline has passed; never to be run.
         wake_ns: When to decide again although nothing happened; 0 for never.
     """
 

@@ -81,7 +81,7 @@ class Transfers(Protocol):
         """Moves a tensor and waits for it, before the loop serves.
 
         Raises:
-            Exception: What it failed with.
+            Exception: The error with which it failed.
         """
         ...
 

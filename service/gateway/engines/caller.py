@@ -57,7 +57,7 @@ class Caller(NamedTuple):
         slots: Slots of the job's tensors. When it ends before the engine has answered, they are held until then.
         deadline_ns: Latest start on the machine's monotonic clock; 0 for none.
         priority: 0 is the default, 1 the most urgent of its flow.
-        flow: Whose job it is.
+        flow: Flow whose share of the device the job takes.
     """
 
     client: Departure

@@ -172,7 +172,7 @@ class DeviceCopier:
 
     Args:
         device: The device.
-        reserved: What a piece must wait for that is to be filled.
+        reserved: Work that must end before a piece is filled.
     """
 
     def __init__(self, device: torch.device, reserved: torch.cuda.Event) -> None:
