@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import fcntl
+import os
 import socket
 import ssl
 import struct
@@ -138,6 +139,24 @@ def test_a_client_that_ends_its_side_is_still_answered(
         answer = tls.read_all()
     assert answer.startswith(b"HTTP/1.1 ")
     assert answer.endswith(b"\r\n\r\n" + to_npy(doubled))
+
+
+def test_requests_before_the_end_of_a_connection_are_all_answered(secure: LiveServer) -> None:
+    """Those behind the first are decrypted, but not read, when the end comes."""
+    body, doubled = body_of(160_000)
+    with secure.client() as client:
+        client.put("/v1/tensors/tls/piped", content=body).raise_for_status()
+    sock = secure.connect()
+    plain = socket.socket(fileno=os.dup(sock.fileno()))
+    with plain, RawConnection(sock) as raw:
+        raw.send(3 * post("/v1/add?b=@tls/piped", body))
+        plain.shutdown(socket.SHUT_WR)
+        bodies: list[bytes] = []
+        while len(bodies) < 3:
+            answer = raw.answer()
+            # An interim response sees whether the client is there.
+            bodies += [answer.body] if answer.status != 100 else []
+    assert bodies == [to_npy(doubled)] * 3
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

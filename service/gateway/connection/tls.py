@@ -42,8 +42,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._is_open = self._is_closing = self._is_paused = False
-        # The client has ended its side, or we ended ours.
-        self._has_ended = self._have_ended = False
+        # The client has ended its side, or we ended ours; and nothing more comes from below.
+        self._has_ended = self._have_ended = self._is_all_there = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Asyncio's call: a client connected."""
@@ -63,10 +63,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._shake_hands()
 
     def eof_received(self) -> bool:
-        """Asyncio's call: the client sends nothing more."""
+        """Asyncio's call: the client sends nothing more. What came before may still be unread, behind requests under way."""
+        self._is_all_there = True
         if self._is_open:
             self._read()
-            self._end()
         return self._is_open and not self._is_closing
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -117,9 +117,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             except ssl.SSLError:
                 self._fail()
                 return
-            if not nbytes:
-                break
-            protocol.buffer_updated(nbytes)
+            if nbytes:
+                protocol.buffer_updated(nbytes)
+                continue
+            if self._is_all_there:
+                self._end()
+            break
         self._flush()
 
     def _decrypt(self, buffer: memoryview) -> int:

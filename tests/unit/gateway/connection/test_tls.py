@@ -70,11 +70,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @asynccontextmanager
-async def served(certificates: Certificates) -> AsyncIterator[tuple[Recorder, int]]:
+async def served(certificates: Certificates, recorder: Recorder | None = None) -> AsyncIterator[tuple[Recorder, int]]:
     """The protocol of the next connection, and the port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: TlsTransport(recorder, context, HANDSHAKE_S), "127.0.0.1", 0)
     try:
@@ -126,6 +126,48 @@ async def test_a_paused_protocol_reads_nothing_and_later_all(certificates: Certi
         await until(b"x" + sent, recorder)
         transport.abort()
         writer.close()
+
+
+class Pausing(Recorder):
+    """Takes one buffer, and no more until it is resumed: as a connection does behind each request."""
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        assert self.transport is not None
+        self.transport.pause_reading()
+
+
+@pytest.mark.parametrize("says_goodbye", [False, True])
+@in_loop
+async def test_what_came_before_the_end_is_read_before_it(certificates: Certificates, says_goodbye: bool) -> None:
+    sent = bytes(range(250)) * 40
+    async with served(certificates, Pausing()) as (recorder, port):
+        sock = socket.create_connection(("127.0.0.1", port))
+        tls = await asyncio.to_thread(certificates.context().wrap_socket, sock, server_hostname="127.0.0.1")
+        plain = socket.socket(fileno=os.dup(tls.fileno()))
+        await asyncio.to_thread(tls.sendall, sent)
+        if says_goodbye:
+            tls.setblocking(False)
+            with pytest.raises(ssl.SSLWantReadError):
+                tls.unwrap()
+        plain.shutdown(socket.SHUT_WR)
+        while not recorder.has_ended.is_set():
+            await asyncio.sleep(0.001)
+            if recorder.transport is not None:
+                recorder.transport.resume_reading()
+        assert recorder.data == sent
+        assert recorder.transport is not None
+        recorder.transport.write(b"still answered")
+        assert await asyncio.to_thread(tls_rest, tls) == b"still answered"
+        recorder.transport.close()
+        plain.close()
+        tls.close()
+
+
+def tls_rest(tls: ssl.SSLSocket) -> bytes:
+    """What a client reads next."""
+    tls.setblocking(True)
+    return tls.recv(100)
 
 
 @in_loop
