@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -14,9 +15,11 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
+from tests.support.gateway_bench import GatewayBench, until
 from tests.support.product import BODY, MATMUL, check_product
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
-from tests.support.tensor_bodies import TYPES, decode, to_safetensors
+from tests.support.repeated_scenes import play
+from tests.support.tensor_bodies import TYPES, decode, to_npy, to_safetensors
 
 IMPATIENT = (
     "--gateways", "1", "--arena-bytes", "128MiB", "--body-timeout-s", "0.3", "--min-body-bytes-per-s", "4KiB",
@@ -71,6 +74,36 @@ def test_a_client_that_never_reads_its_answer_loses_its_slots(shared_server: Sta
         connection.send(post("/v1/softmax", to_safetensors({"x": x})))
         assert settles(client, lambda now: total(now, "tilewire_arena_bytes", state="used") > 0)
         assert settles(client, is_idle), scrape(client)
+
+
+@pytest.mark.parametrize("pieces", [0, 10])
+def test_an_answer_that_is_too_small_to_pause_writing_is_bounded_too(pieces: int) -> None:
+    """Nobody writes behind it on a connection that closes. A client that reads now and then gets all of it."""
+    array = np.ones(12_000, np.float32)
+    request = post("/v1/add?b=@large", to_npy(array), connection="close")
+
+    async def scene(bench: GatewayBench) -> None:
+        bench.engine.residents["large"] = array
+        connections, loop = bench.server.server_state.connections, asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", bench.port))
+            await until(lambda: len(connections) == 1)
+            (ours,) = (one.transport.get_extra_info("socket") for one in connections)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            await loop.sock_sendall(sock, request)
+            read = b""
+            for _ in range(pieces):
+                await asyncio.sleep(0.2)
+                read += await loop.sock_recv(sock, 2**11)
+                assert connections
+            while pieces and (piece := await loop.sock_recv(sock, 2**16)):
+                read += piece
+            assert not pieces or read.endswith(to_npy(2 * array))
+            await until(lambda: not connections)
+
+    play(scene, body_timeout_s=0.6, keep_alive_s=0.6)
 
 
 @pytest.mark.slow

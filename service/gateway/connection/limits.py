@@ -47,7 +47,6 @@ class Limits:
         # Weak: the connection holds this, and both would wait for the garbage collector.
         self._connection = cast("Connection", weakref.proxy(connection))
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._unread_bytes = 0
         self.body_bytes = 0
         self.idle_since_s = connection.loop.time()
         # A client that never sends anything is idle from the start.
@@ -117,25 +116,28 @@ class Limits:
 
     def begin_write(self) -> None:
         """The client reads more slowly than we write."""
-        self._unread_bytes = self._count_unread()
-        self._set("write", self._connection.timeout_s, self._check_reading)
+        self._await_reading("write")
 
     def end_write(self) -> None:
         """The client reads again."""
         self._stop("write")
 
-    def _check_reading(self) -> None:
+    def _await_reading(self, name: str) -> None:
+        unread_bytes = self._count_unread()
+        self._set(name, self._connection.timeout_s, lambda: self._check_reading(name, unread_bytes))
+
+    def _check_reading(self, name: str, unread_bytes: int) -> None:
         """A client that reads nothing for so long would hold its slots for ever: it loses its connection."""
-        if self._count_unread() >= self._unread_bytes:
+        if self._count_unread() >= unread_bytes:
             self._connection.transport.abort()
             return
-        self.begin_write()
+        self._await_reading(name)
 
     def _count_unread(self) -> int:
         """Bytes that the client's system has not taken. Those that ours holds are some megabytes, and leave in lumps."""
         transport = self._connection.transport
         sock: socket.socket | None = transport.get_extra_info("socket")
-        if sock is None or transport.is_closing():
+        if sock is None:
             return transport.get_write_buffer_size()
         held = int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
         return transport.get_write_buffer_size() + held
@@ -148,6 +150,8 @@ class Limits:
     def _check_idle(self) -> None:
         connection = self._connection
         if connection.transport.is_closing():
+            # The rest of the last answer waits for the client, and may be too small for writing to be paused.
+            self._await_reading("idle")
             return
         rest_s: float = connection.timeout_keep_alive
         if not connection.is_busy:
