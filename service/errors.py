@@ -85,7 +85,7 @@ class MethodNotAllowed(TilewireError, status=405, code="method_not_allowed", rpc
 
 
 class Lost(TilewireError, status=410, code="lost", title="Lost with the engine", rpc="NOT_FOUND"):
-    """A stored result was lost with its engine before a copy of it existed."""
+    """A stored result was lost with its engine before a copy of it existed, or a new engine failed to bring a tensor back."""
 
 
 class LengthRequired(TilewireError, status=411, code="length_required", rpc="INVALID_ARGUMENT"):

@@ -170,8 +170,7 @@ class TensorStore:
     def restore(self, kept: Kept) -> None:
         """Brings back what the vault has, before the loop serves; see `Residents.restore`.
 
-        A tensor that a bug keeps from coming back is left out, like one without a host copy: each later process would end by
-        it, too.
+        A tensor that a bug keeps from coming back is left out: each later process would end by it, too.
         """
         try:
             arrival = self.residents.restore(kept)
@@ -181,7 +180,8 @@ class TensorStore:
             raise
         except Exception:
             logger.exception("%s is left out", kept.name)
-            self.residents.restore(msgspec.structs.replace(kept, fd=-1))
+            assert kept.info is not None, "This is a bug: a deletion brings nothing."
+            self.residents.leave_out(kept.info)
 
     def keep(self, job: BoundJob) -> Stored:
         """Makes the result of a job resident where it is; a host copy follows.

@@ -36,6 +36,7 @@ class Resident:
         hits: Number of requests that read it.
         generation: Number that no other tensor of this process has.
         has_copy: Whether the vault has its host copy, or a file its bytes.
+        is_left_out: Whether bringing it to this device has failed.
     """
 
     info: TensorInfo
@@ -45,6 +46,7 @@ class Resident:
     hits: int = 0
     generation: int = 0
     has_copy: bool = True
+    is_left_out: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -456,13 +456,16 @@ class Residents:
         else:
             self._set_absent(arrival.resident, error)
 
+    def leave_out(self, info: TensorInfo) -> None:
+        """Takes over a tensor that could not be brought: it is lost where this device should hold it."""
+        self._set(self._absent(info, is_left_out=True))
+
     def _set_absent(self, resident: Resident, error: Exception) -> None:
         info = resident.info
-        resident.tensor = None
         if not isinstance(error, TilewireError) or (self.index in info.engines and resident.part is None):
             raise error
         logger.warning("%s is not on this device: %s", info.name, error)
-        self._set(resident)
+        self.leave_out(info)
 
     def mark(self) -> None:
         """Orders a change of no tensor: the board may show one of this engine's last process that was never deposited."""
@@ -607,9 +610,9 @@ class Residents:
             TensorInfo(name, kind, self._clock(), placement=placement, engines=engines, axis=axis, num_parts=num_parts)
         )
 
-    def _absent(self, info: TensorInfo) -> Resident:
+    def _absent(self, info: TensorInfo, *, is_left_out: bool = False) -> Resident:
         part = part_of(info.type, info.axis, self.index, len(self.versions)) if info.axis else None
-        return Resident(info, part, last_used=info.last_used, hits=info.hits)
+        return Resident(info, part, last_used=info.last_used, hits=info.hits, is_left_out=is_left_out)
 
     def _is_missing(self, resident: Resident) -> bool:
         """Whether this engine should have a tensor and has not."""
@@ -617,8 +620,8 @@ class Residents:
 
     def _is_coming(self, resident: Resident) -> bool:
         """Whether a tensor that is not here will be: it waits for its version, or the vault has the part."""
-        name = resident.info.name
-        return resident.part is not None or name in self._returning or self._is_held(name)
+        name, is_part = resident.info.name, resident.part is not None
+        return not resident.is_left_out and (is_part or name in self._returning or self._is_held(name))
 
     def _request_missing(self, name: str) -> bool:
         """Requests a tensor, or its part, that is missing here and that none of those that wait for a version will bring."""

@@ -7,7 +7,6 @@ another one answers `Stale`, and all parts are computed again. Runs in the gatew
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -140,7 +139,7 @@ class Shards:
         futures = [engine.send(message)[1] for engine in self._engines]
         await asyncio.wait(futures)
         replies = [_outcome(future) for future in futures]
-        if await self._is_whole(replies, (Pinned(info, 0),)):
+        if await self._is_whole(replies, {"name": Pinned(info, 0)}):
             return Done(0, Timings())
         return Stale(0, (info,))
 
@@ -240,17 +239,18 @@ class Shards:
             del cancel, sent
         if error is not None:
             raise error
-        if not await self._is_whole(replies, residents.values()):
+        if not await self._is_whole(replies, residents):
             return None
         if client.is_disconnected:
             raise ClientGone("the client left before its answer")
         done = [reply for reply in replies if isinstance(reply, Done)]
         return Done(0, _combined([one.timings for one in done], max), max(one.batch_size for one in done))
 
-    async def _is_whole(self, replies: Sequence[Reply | TilewireError], residents: Iterable[Pinned]) -> bool:
+    async def _is_whole(self, replies: Sequence[Reply | TilewireError], residents: Mapping[str, Pinned]) -> bool:
         """Whether all engines did their parts; waits until those that did not have followed, or have what they lacked.
 
         Raises:
+            Lost: An engine failed to bring its part back.
             TilewireError: Why an engine did not, when its residents are not the reason.
         """
         is_whole = True
@@ -260,9 +260,13 @@ class Shards:
             if isinstance(reply, TilewireError) and not _is_moved(reply):
                 raise reply
             is_whole = False
-            for one in residents:
-                with contextlib.suppress(UnknownName, Lost):
+            for field, one in residents.items():
+                try:
                     await self._catch_up(index, one)
+                except UnknownName:
+                    continue
+                except Lost as error:
+                    raise Lost(f"{field}: {error.detail.partition(': ')[2]}") from error
         return is_whole
 
     async def _catch_up(self, index: int, one: Pinned) -> None:

@@ -9,6 +9,7 @@ import queue
 import socket
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import torch
 
@@ -134,6 +135,20 @@ def test_a_tensor_that_cannot_be_brought_back_is_left_out(pair: Pair, caplog: py
     assert follower.residents.nbytes == KIND.nbytes
     follower.residents.keep(name, torch.ones(3), KIND)
     assert follower.residents.nbytes == 2 * KIND.nbytes
+
+
+def test_a_part_that_cannot_be_brought_back_is_lost_and_nobody_waits_for_it(pair: Pair) -> None:
+    follower = pair.follower
+    info = TensorInfo(W, KIND, 0.0, version=5, placement="shard", engines=(0, 1), axis=-1, num_parts=2)
+    follower.restore(Kept(W, info, make_copy(W, 0), version=5, home=0))
+    with pytest.raises(Lost, match="lost with the engine; write it again"):
+        follower.answer(pair.gateway, DescribeTensor(1, W, 5))
+    # Written again.
+    info = msgspec.structs.replace(info, version=6)
+    follower.restore(Kept(W, info, make_copy(W, KIND.nbytes), version=6, home=0))
+    described = follower.answer(pair.gateway, DescribeTensor(2, W, 6))
+    assert isinstance(described, Tensors)
+    assert described.tensors == (info,)
 
 
 def versions(pair: Pair) -> list[int]:

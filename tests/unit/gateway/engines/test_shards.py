@@ -18,7 +18,15 @@ from tests.support.scripted_engines import (
     answer,
     settle,
 )
-from tilewire.service.errors import ClientGone, DeadlinePassed, InvalidRequest, ResidentQuota, TooBusy, Unavailable
+from tilewire.service.errors import (
+    ClientGone,
+    DeadlinePassed,
+    InvalidRequest,
+    Lost,
+    ResidentQuota,
+    TooBusy,
+    Unavailable,
+)
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Reply
 from tilewire.service.gateway.engines.router import Engines
@@ -180,6 +188,23 @@ def test_one_part_that_fails_fails_the_request_when_all_have_ended() -> None:
         await answer(slow, Done(0, Timings()))
         with pytest.raises(TooBusy, match="no memory"):
             await task
+
+    asyncio.run(run())
+
+
+def test_a_part_that_did_not_come_back_is_lost() -> None:
+    async def run() -> None:
+        scene = Sharded()
+        await scene.learn(sharded(7))
+        task = scene.run()
+        lost = Lost(f"b: resident tensor {W!r} was lost with the engine; write it again")
+        await answer(scene.engines[0], Done(0, Timings()))
+        await answer(scene.engines[1], lost)
+        await answer(scene.engines[2], Done(0, Timings()))
+        assert await answer(scene.engines[1], Lost(lost.detail.replace("b: ", "name: "))) == DescribeTensor(0, W, 7)
+        with pytest.raises(Lost) as caught:
+            await task
+        assert caught.value.detail == lost.detail
 
     asyncio.run(run())
 
