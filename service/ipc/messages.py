@@ -41,7 +41,7 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         resident: Name of a resident tensor, or None.
         region: Name of a registered region, or None.
-        version: Version that the resident must have; None for any.
+        version: Version that the resident must have, as clients see it; None for any.
         part: Part of the resident that is the input; None for all of it.
     """
 
@@ -55,7 +55,7 @@ class InputSpec(msgspec.Struct, frozen=True, array_like=True):
 
     def fits(self, info: TensorInfo) -> bool:
         """Whether a resident is as the template was planned with it."""
-        return info.type == self.type and self.version in (None, info.version)
+        return info.type == self.type and self.version in (None, info.tag)
 
 
 class OutputSpec(msgspec.Struct, frozen=True, array_like=True):

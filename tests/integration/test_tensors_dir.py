@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -44,6 +45,27 @@ def test_a_file_that_went_bad_is_left_out_at_a_restart(start_server: StartServer
         assert [one["name"] for one in client.get("/v1/tensors").json()] == ["b/x", "w"]
     assert "a file is left out" in server.log.read_text()
     assert "a.safetensors" in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_requests_that_demand_a_version_of_a_file_get_no_other(start_server: StartServer, tmp_path: Path) -> None:
+    """An engine that restarts reads what the folder has by then; the other still has what it was."""
+    path, one = tmp_path / "a.safetensors", to_npy(np.ones(1, np.float32))
+    path.write_bytes(to_safetensors({"x": np.zeros(1, np.float32)}))
+    server = start_server("--gateways", "1", "--device", "cpu:0,1", "--tensors-dir", str(tmp_path))
+    with server.client() as client, ThreadPoolExecutor(8) as pool:
+        path.with_suffix(".new").write_bytes(to_safetensors({"x": np.ones(1, np.float32)}))
+        path.with_suffix(".new").rename(path)
+        os.kill(server.engines()[0], signal.SIGKILL)
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while server.log.read_text().count("name=engine-") < 4 or len(client.get("/v2").json()["engines"]) < 2:
+            assert time.monotonic() < end_s, server.log.read_text()
+            time.sleep(POLL_S)
+        read = client.get("/v1/tensors/a/x")
+        (values,) = from_safetensors(read.content).values()
+        tag = {"if-match": read.headers["etag"]}
+        answers = pool.map(lambda _: client.post("/v1/add?b=@a/x", content=one, headers=tag), range(200))
+        assert {answer.content for answer in answers} == {to_npy(values + 1)}
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def bind(
 def _tensor_for(one: InputSpec, resident: Resident) -> torch.Tensor | None:
     """Returns the tensor of an input; None when the resident is not as the gateway planned, or not on this device."""
     info = resident.info
-    if one.version not in (None, info.version):
+    if one.version not in (None, info.tag):
         return None
     tensor = resident.tensor_of(one.part)
     is_right = info.type == one.type if one.part is None else one.part.type_of(info.type) == one.type

@@ -124,7 +124,7 @@ def _input_of(
     if spec.resident is None:
         # An operand that is cut in a body has one row: its part is in one piece.
         return msgspec.structs.replace(spec, type=kind), shift
-    return msgspec.structs.replace(spec, type=kind, version=infos[spec.name].version, part=cut), 0
+    return msgspec.structs.replace(spec, type=kind, version=infos[spec.name].tag, part=cut), 0
 
 
 def _options_of(options: OpOptions, sharding: Sharding, part: Part) -> OpOptions:

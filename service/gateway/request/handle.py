@@ -256,7 +256,7 @@ async def make_template(gateway: Gateway, context: RequestContext, task: Task, b
     if match is not None:
         infos = await current_infos(gateway, task, match)
         types = {field: info.type for field, info in infos.items()}
-        versions = {field: info.version for field, info in infos.items()}
+        versions = {field: info.tag for field, info in infos.items()}
         template = plan_task(gateway, task, types, body, versions)
     else:
         template = await _plan_unpinned(gateway, task, body)
@@ -417,7 +417,7 @@ def bind(
         if declared != types[field]:
             raise InvalidRequest(f"{field}: {task.residents[field]!r} is {types[field]}; the request says {declared}")
     for field, info in task.pinned.items():
-        inputs[field] = (InputSpec(field, info.type, info.name, version=info.version), None)
+        inputs[field] = (InputSpec(field, info.type, info.name, version=info.tag), None)
     for field, (kind, region) in task.regions.items():
         inputs[field] = (InputSpec(field, kind, region=region.name), region.offset)
     for name, tensor in task.placed.items():

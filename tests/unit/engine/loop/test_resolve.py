@@ -7,11 +7,13 @@ import sys
 import weakref
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 import torch
 
 from tests.support.jobs import JobBench, template_of
 from tests.support.resident_chain import put as put_resident
+from tests.support.transfers import MovedAtOnce
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.loop.jobs import BoundJob, JobPlan
 from tilewire.service.engine.loop.resolve import bind, plan_of
@@ -60,6 +62,19 @@ def test_jobs_differ_in_where_their_bytes_lie(bench: JobBench, plan: JobPlan) ->
     assert one.signature is other.signature
     assert (other.rows, other.nbytes) == (2, A.nbytes + OUT.nbytes)
     assert bench.residents.get("w").hits == 2
+
+
+def test_a_job_that_demands_a_version_of_a_file_takes_no_other(bench: JobBench) -> None:
+    """Each engine reads the file at its own start."""
+    values = torch.ones(4, 3)
+    source = HostBytes(values.reshape(-1).view(torch.uint8), B, 0)
+    bench.residents.add([("file", source)], MovedAtOnce(bench.backend).run, 2.0)
+    for version, kind in ((2_000_000, BoundJob), (1_000_000, Stale)):
+        template = template_of("matmul", MatmulOptions(), {"a": A, "b": B}, {"b": "file"})
+        a, b = template.inputs
+        pinned = msgspec.structs.replace(template, inputs=(a, msgspec.structs.replace(b, version=version)))
+        job = Job(1, 1, (256, 1024), 9, 3)
+        assert isinstance(bind(job, plan_of(pinned, "cpu"), bench.client, bench.bindings, bench.regions, 7), kind)
 
 
 def test_a_replaced_resident_gives_another_key_and_is_not_kept(bench: JobBench, plan: JobPlan) -> None:
