@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
+import structlog
 import typer
 from pydantic import BeforeValidator, ByteSize, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from rich.console import Console
 
 from tilewire._variables import CLIENT_VARIABLES
 from tilewire._version import __version__
@@ -39,7 +39,6 @@ def serve(**flags: object) -> None:
     Every flag is also a variable: --max-body-bytes is TILEWIRE_MAX_BODY_BYTES. docs/configuration.md lists all.
     """
     _open_standard_files()
-    console = Console()
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = Settings(**given)  # type: ignore[arg-type]
@@ -55,11 +54,14 @@ def serve(**flags: object) -> None:
     except PreflightError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(EXIT_USAGE) from None
-    supervisor = Supervisor(settings, logger, lambda url, engines: announce(console, settings, url, engines))
+    supervisor = Supervisor(settings, logger, lambda url, engines: announce(logger, settings, url, engines))
     try:
         status = asyncio.run(supervisor.run())
     except StartError as error:
         typer.echo(f"tilewire: {error}{remedy_of(error, settings)}", err=True)
+        raise typer.Exit(EXIT_FAILED) from None
+    except Exception:
+        logger.exception("the service cannot go on")
         raise typer.Exit(EXIT_FAILED) from None
     raise typer.Exit(status)
 
@@ -124,13 +126,20 @@ def is_tilewire(url: str) -> bool:
         return False
 
 
-def announce(console: Console, settings: Settings, url: str, engines: list[str]) -> None:
-    """Prints where the service is and a curl to paste."""
-    console.print(f"\n[bold]Tilewire {__version__}[/bold] at [bold]{url}[/bold]  ({'; '.join(engines)})")
-    metrics = f", {url}/metrics" if settings.metrics_port is None else ""
-    console.print(f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs{metrics}")
-    console.print("\nTry it:\n")
-    typer.echo(curl_for(url, needs_key=settings.api_keys_file is not None) + "\n")
+def announce(logger: structlog.stdlib.BoundLogger, settings: Settings, url: str, engines: list[str]) -> None:
+    """Prints where the service is and a curl to paste; the service goes on where nobody reads that any more."""
+    name, metrics = f"Tilewire {__version__}", f", {url}/metrics" if settings.metrics_port is None else ""
+    lines = (
+        f"\n{typer.style(name, bold=True)} at {typer.style(url, bold=True)}  ({'; '.join(engines)})",
+        f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs{metrics}",
+        f"\nTry it:\n\n{curl_for(url, needs_key=settings.api_keys_file is not None)}\n",
+    )
+    try:
+        typer.echo("\n".join(lines))
+    except OSError as error:
+        logger.warning("the address cannot be printed", url=url, reason=error.strerror)
+        # What is left of it is written again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def curl_for(url: str, *, needs_key: bool = False) -> str:

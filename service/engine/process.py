@@ -25,6 +25,7 @@ import torch
 import uvloop
 
 from tilewire._version import __version__
+from tilewire.service.beside import run_beside
 from tilewire.service.config.process import EngineSettings
 from tilewire.service.engine.backends.contract import Backend, CannotStart, Identity, Preparation, Report
 from tilewire.service.engine.backends.cpu import CpuBackend
@@ -54,6 +55,7 @@ from tilewire.service.supervisor.vault import VaultFollower, VaultWriter
 from tilewire.service.telemetry import log
 from tilewire.service.telemetry.counters import Figures, Sink
 
+EXIT_FAILED = 1
 # A launch is predicted to take milliseconds, and the largest that fits takes seconds: one that takes this long hangs.
 MAX_LAUNCH_S = 60.0
 # How long a thread that waits for the interpreter leaves it to another, which may be the loop that polls. The thread that moves
@@ -271,8 +273,10 @@ def open_tensors(
     return TensorStore(backend, residents, regions, metrics, transfers, VaultFollower(settings.vault_fd), shared)
 
 
-async def beat_forever(control: child.Control, engine: EngineLoop) -> None:
-    """Beats for as long as the device finishes what it is given."""
+async def beat_when_ready(ready: asyncio.Event, control: child.Control, engine: EngineLoop, identity: Identity) -> None:
+    """Sends `Ready`, and then beats for as long as the device finishes what it is given."""
+    await ready.wait()
+    control.send(child.Ready(f"{identity.backend}: {identity.device_name}"))
     while True:
         launched_ns = engine.launched_ns
         if not launched_ns or time.monotonic_ns() - launched_ns < MAX_LAUNCH_S * 1e9:
@@ -307,17 +311,10 @@ async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) 
     transfers.is_busy = lambda: engine.launched_ns > 0
     sampler = open_sampler(sink, backend.identity.device, logger)
     server = EngineServer(socket.socket(fileno=settings.listen_fd), mailbox)
-    accepting = asyncio.create_task(server.accept_forever())
     loop = asyncio.get_running_loop()
     engine.start(lambda report: prepare(store, settings, logger, report), lambda: loop.call_soon_threadsafe(ready.set))
-    waits = [asyncio.create_task(event.wait()) for event in (ready, draining)]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    if ready.is_set():
-        control.send(child.Ready(f"{backend.identity.backend}: {backend.identity.device_name}"))
-    beating = asyncio.create_task(beat_forever(control, engine))
-    await draining.wait()
-    accepting.cancel()
-    beating.cancel()
+    background = server.accept_forever(), beat_when_ready(ready, control, engine, backend.identity)
+    await run_beside(draining.wait(), background)
     if sampler is not None:
         sampler.stop()
     await asyncio.to_thread(engine.stop)
@@ -343,6 +340,9 @@ def main() -> int:
     except CannotStart as error:
         logger.error("the engine cannot start", reason=str(error))  # noqa: TRY400  (the reason is the whole story)
         return child.EXIT_CANNOT_START
+    except Exception:
+        logger.exception("the engine cannot go on")
+        return EXIT_FAILED
     finally:
         logging.shutdown()
     return 0

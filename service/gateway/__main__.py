@@ -13,6 +13,7 @@ from typing import cast
 import uvicorn
 from starlette.types import ASGIApp
 
+from tilewire.service.beside import run_beside
 from tilewire.service.config.process import TlsSettings
 from tilewire.service.gateway import process
 from tilewire.service.gateway.api.health import why_not_ready
@@ -62,7 +63,7 @@ class GatewayServer(uvicorn.Server):
         """Serves until it is closed; keeps its certificate current."""
         keeping = [] if self._tls is None else [self._tls.keep_current()]
         serving = super().serve(sockets if self._door is None else [self._door])
-        await process.run_beside(serving, keeping)
+        await run_beside(serving, keeping)
 
     def observe_readiness(self) -> None:
         self._counts.set_ready(is_ready=why_not_ready(self._gateway) is None)

@@ -11,13 +11,14 @@ import logging
 import mmap
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
 from tilewire._version import __version__
+from tilewire.service.beside import run_beside
 from tilewire.service.config.process import GatewaySettings, TracingSettings
 from tilewire.service.gateway.auth.authenticator import Authenticator
 from tilewire.service.gateway.auth.quotas import Quotas, UsagePage
@@ -138,29 +139,6 @@ async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control:
     child.freeze_objects()
     sys.setswitchinterval(SWITCH_S)
     control.send(child.Ready("every engine is attached"))
-
-
-async def run_beside(work: Coroutine[Any, Any, None], background: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs work to its end, and tasks beside it for as long.
-
-    A task may end before the work does. One that fails ends the work: without it keys or certificates would stay as they are,
-    and nobody would notice.
-
-    Raises:
-        Exception: The work or a task failed.
-    """
-    working = asyncio.create_task(work)
-    tasks = [working, *(asyncio.create_task(one) for one in background)]
-    running = set(tasks)
-    try:
-        while not working.done():
-            ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in ended:
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def serve(

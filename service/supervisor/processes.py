@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 
 import structlog
 
+from tilewire.service.beside import run_beside
 from tilewire.service.config.parsers import devices_of
 from tilewire.service.config.process import EngineSettings, GatewaySettings, Inherited
 from tilewire.service.config.settings import Settings
@@ -79,13 +80,10 @@ class Supervisor:
             self._start_children(listener, await self._reserve_grpc(stack), stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
-            announcing = asyncio.create_task(self._announce_when_ready(listener))
-            keeping = asyncio.create_task(self._history.keep())
+            background = self._announce_when_ready(listener), self._history.keep()
             try:
-                await self._watch(stopping, [*engines, *gateways])
+                await run_beside(self._watch(stopping, [*engines, *gateways]), background)
             finally:
-                announcing.cancel()
-                keeping.cancel()
                 await self._spare.end()
             listener.close()
             return await self._drain(engines, gateways)

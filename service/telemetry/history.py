@@ -6,6 +6,7 @@ Owns the ring that `GET /v1/history` shows. Runs in the supervisor, over all pro
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from tilewire.service.telemetry.counters import SECONDS_BUCKETS, Failure, Labels
 if TYPE_CHECKING:
     # What is kept is read in gateways, which have no prometheus_client.
     from tilewire.service.telemetry.exposition import Totals
+
+logger = logging.getLogger(__name__)
 
 # Ten minutes in steps that a chart of some hundred pixels can show; some 100 bytes each.
 PERIOD_S = 5.0
@@ -66,19 +69,24 @@ class HistoryReport(msgspec.Struct, frozen=True):
 
 
 class History:
-    """Ring of intervals."""
+    """Ring of intervals, each of `period_s` seconds."""
 
-    def __init__(self, totals: Totals) -> None:
+    def __init__(self, totals: Totals, period_s: float = PERIOD_S) -> None:
         self._totals = totals
+        self._period_s = period_s
         self._intervals: deque[Interval] = deque(maxlen=MAX_INTERVALS)
         self._last: dict[str, Sums] = {}
         self._last_s = time.monotonic()
 
     async def keep(self) -> None:
-        """Adds an interval every `PERIOD_S`; until cancelled."""
+        """Adds an interval every period; until cancelled."""
         while True:
-            await asyncio.sleep(PERIOD_S)
-            self.note(time.monotonic(), time.time())
+            await asyncio.sleep(self._period_s)
+            try:
+                self.note(time.monotonic(), time.time())
+            except Exception:
+                # The process beside it holds what clients uploaded, which is worth more than a chart.
+                logger.exception("an interval of the history is left out")
 
     def note(self, now_s: float, unix_s: float) -> None:
         """Ends an interval at a moment of the monotonic clock, and of Unix time, in seconds."""
@@ -106,7 +114,7 @@ class History:
 
     def report(self, name: str | None) -> HistoryReport:
         """Returns all that is kept, with the failures of a key of this name, or of all and of nobody for None."""
-        return HistoryReport(PERIOD_S, list(self._intervals), self._totals.failures.newest(name))
+        return HistoryReport(self._period_s, list(self._intervals), self._totals.failures.newest(name))
 
     def _increases(self, name: str) -> Sums:
         """Series that grew since the last call, and by how much."""

@@ -204,6 +204,31 @@ def test_a_start_with_a_closed_file_opens_it_and_drains(closed: int) -> None:
         assert process.wait(START_TIMEOUT_S) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["pipe", "/dev/full"])
+def test_a_service_serves_where_nobody_reads_its_address(tmp_path: Path, target: str) -> None:
+    address, log = f"http://127.0.0.1:{(port := free_port())}", tmp_path / "log"
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    if target == "pipe":
+        reader, writer = os.pipe()
+        os.close(reader)
+    else:
+        writer = os.open(target, os.O_WRONLY)
+    command = [*COMMAND, *PLAIN, "--port", str(port), "--device", "cpu"]
+    with log.open("wb") as errors, subprocess.Popen(command, stdout=writer, stderr=errors, env=env) as process:
+        os.close(writer)
+        try:
+            end_s = time.monotonic() + START_TIMEOUT_S
+            while "the address cannot be printed" not in log.read_text():
+                assert process.poll() is None
+                assert time.monotonic() < end_s
+                time.sleep(POLL_S)
+            assert _is_ready(address)
+        finally:
+            process.terminate()
+        assert process.wait(START_TIMEOUT_S) == 0
+
+
 def _is_ready(address: str) -> bool:
     with contextlib.suppress(httpx.TransportError):
         return httpx.get(f"{address}/readyz", trust_env=False).status_code == 200

@@ -1,18 +1,15 @@
-"""The life of a gateway's process: its servers, and the tasks beside them."""
+"""The life of a gateway's process."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import subprocess
 import sys
 
-import pytest
-
 from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
-from tilewire.service.gateway.process import EXIT_FAILED, run_beside
+from tilewire.service.gateway.process import EXIT_FAILED
 from tilewire.service.ipc.board import create_board
 from tilewire.service.ipc.messages import encode_frame
 from tilewire.service.supervisor import child
@@ -35,60 +32,6 @@ class Server:
 
 sys.exit(process.run(lambda gateway: [Server()]))
 """
-
-
-async def forever() -> None:
-    await asyncio.Event().wait()
-
-
-async def failing() -> None:
-    raise RuntimeError("the task failed")
-
-
-def test_a_task_that_fails_ends_the_work() -> None:
-    is_cancelled = False
-
-    async def work() -> None:
-        nonlocal is_cancelled
-        try:
-            await forever()
-        except asyncio.CancelledError:
-            is_cancelled = True
-            raise
-
-    async def run() -> None:
-        async with asyncio.timeout(20):
-            await run_beside(work(), [forever(), failing()])
-
-    with pytest.raises(RuntimeError, match="the task failed"):
-        asyncio.run(run())
-    assert is_cancelled
-
-
-def test_tasks_end_with_the_work_and_may_end_before() -> None:
-    steps: list[str] = []
-
-    async def early() -> None:
-        steps.append("early")
-
-    async def late() -> None:
-        try:
-            await forever()
-        finally:
-            steps.append("late")
-
-    async def work() -> None:
-        # Turns of the loop for the other two: one that began, and one that ended.
-        for _ in range(5):
-            await asyncio.sleep(0)
-        steps.append("work")
-
-    async def run() -> None:
-        async with asyncio.timeout(20):
-            await run_beside(work(), [early(), late()])
-
-    asyncio.run(run())
-    assert steps == ["early", "work", "late"]
 
 
 def test_a_gateway_whose_task_fails_says_so_and_ends() -> None:

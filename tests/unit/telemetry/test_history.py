@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from tests.support.gateway_bench import until
 from tests.support.local_totals import LocalTotals
 from tilewire.service.telemetry.counters import MAX_FAILING_KEYS, MAX_FAILURES, SECONDS_BUCKETS, Failure, MetricSet
 from tilewire.service.telemetry.exposition import Totals
-from tilewire.service.telemetry.history import MAX_INTERVALS, REJECTED, REQUESTS, SECONDS, History, quantile
+from tilewire.service.telemetry.history import MAX_INTERVALS, REJECTED, REQUESTS, SECONDS, History, Sums, quantile
+
+
+class Failing(Totals):
+    """Figures that cannot be added up at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_reads = 0
+
+    def sums(self, name: str) -> Sums:
+        self.num_reads += 1
+        if self.num_reads == 1:
+            raise ValueError("no sums")
+        return super().sums(name)
+
+
+def test_an_interval_that_fails_is_left_out_and_the_next_ones_are_kept(caplog: pytest.LogCaptureFixture) -> None:
+    history = History(Failing(), period_s=0.001)
+
+    async def run() -> None:
+        keeping = asyncio.create_task(history.keep())
+        await until(lambda: bool(history.report(None).intervals))
+        keeping.cancel()
+
+    asyncio.run(run())
+    assert caplog.text.count("an interval of the history is left out") == 1
 
 
 def failure(number: int, key: str | None = None) -> Failure:
