@@ -76,7 +76,7 @@ def test_a_client_that_never_reads_its_answer_loses_its_slots(shared_server: Sta
         assert settles(client, is_idle), scrape(client)
 
 
-@pytest.mark.parametrize("pieces", [0, 10])
+@pytest.mark.parametrize("pieces", [0, 20])
 def test_an_answer_that_is_too_small_to_pause_writing_is_bounded_too(pieces: int) -> None:
     """Nobody writes behind it on a connection that closes. A client that reads now and then gets all of it."""
     array = np.ones(12_000, np.float32)
@@ -95,15 +95,14 @@ def test_an_answer_that_is_too_small_to_pause_writing_is_bounded_too(pieces: int
             await loop.sock_sendall(sock, request)
             read = b""
             for _ in range(pieces):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.1)
                 read += await loop.sock_recv(sock, 2**11)
-                assert connections
             while pieces and (piece := await loop.sock_recv(sock, 2**16)):
                 read += piece
             assert not pieces or read.endswith(to_npy(2 * array))
             await until(lambda: not connections)
 
-    play(scene, body_timeout_s=0.6, keep_alive_s=0.6)
+    play(scene, body_timeout_s=1.0, keep_alive_s=0.3)
 
 
 @pytest.mark.slow
