@@ -5,7 +5,7 @@
     destination_r[place(i, pitch_to_r)] = source_r[place(i, pitch_from_r)]      for i in [0, words_r), for each range r
 
 With rows, place(i, pitch) = (i div row_r)·pitch + i mod row_r: a side whose rows are padded. Without, place(i) = i.
-Grid: (ranges, blocks of the longest one). A program moves BLOCK words of one range. No arithmetic; 2·words·itemsize bytes.
+Grid: (blocks of the longest range, ranges). A program moves BLOCK words of one range. No arithmetic; 2·words·itemsize bytes.
 Ranges are addressed by number, so that one side may lie in host memory that is registered with the driver. The copy
 then runs at the speed of the bus. Only rows have a shape here.
 
@@ -30,9 +30,9 @@ def copy_ranges_kernel(
 
     A row of the table, in int64: source, destination, words, words of a row, pitch of the source, pitch of the destination.
     """
-    entry = table_ptr + tl.program_id(0).to(tl.int64) * COLUMNS
+    entry = table_ptr + tl.program_id(1).to(tl.int64) * COLUMNS
     words = tl.load(entry + 2)
-    begin = tl.program_id(1).to(tl.int64) * BLOCK
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
     if begin >= words:
         return
     source = tl.load(entry).to(tl.pointer_type(WORD))
@@ -91,6 +91,7 @@ def copy_operands_kernel(
     a_rows_ptr,
     b_rows_ptr,
     blocks_a,
+    blocks,
     entries_a,
     entries_b,
     rows_a,
@@ -116,16 +117,17 @@ def copy_operands_kernel(
 ):
     """Both operands, (entries, rows, columns) in any strides, into rows at multiples of 16 bytes, their ends filled with zeros.
 
-    Grid: (`blocks_a` blocks of `a`, then those of `b`; entries). A block has BLOCK_R × BLOCK_C elements, or TURNED_R × TURNED_C
-    where columns are contiguous. Up to FEW blocks let the next kernel be brought up at once. Pitches come in UNITs of 16 bytes,
-    strides in elements. An operand that is not copied has no blocks. No arithmetic; 2·entries·rows·columns·itemsize bytes.
+    Grid: `blocks` for each entry: `blocks_a` of `a`, then those of `b`. A block has BLOCK_R × BLOCK_C elements, or
+    TURNED_R × TURNED_C where columns are contiguous. Up to FEW programs let the next kernel be brought up at once. Pitches come
+    in UNITs of 16 bytes, strides in elements. An operand that is not copied has no blocks. No arithmetic;
+    2·entries·rows·columns·itemsize bytes.
     """
     # A product that is brought up while many blocks are left takes up to a quarter more time.
-    if tl.num_programs(0) * tl.num_programs(1) <= FEW:
+    if tl.num_programs(0) <= FEW:
         bring_up_next(OVERLAP)
     wait_for_previous(OVERLAP)
-    block = tl.program_id(0)
-    entry = tl.program_id(1)
+    block = tl.program_id(0) % blocks
+    entry = tl.program_id(0) // blocks
     if block < blocks_a:
         source, destination, entries, rows, columns = a_ptr, a_rows_ptr, entries_a, rows_a, columns_a
         pitch, stride_z, stride_r, stride_c = pitch_a, stride_az, stride_ar, stride_ac

@@ -89,14 +89,14 @@ class CopyPlan:
             self._table = self._table.pin_memory()
         self._places = self._table.numpy()[:, 0 if is_gather else 1]
         self._device = device
-        self._blocks = laid.grid[1]
+        self._blocks = laid.grid[0]
         self._has_rows = laid.has_rows
 
     def __call__(self, addresses: Sequence[int]) -> None:
         """Launch on the current stream the first ranges, with the address on the host of each, in order."""
         count = len(addresses)
         self._places[:count] = addresses
-        _launch(self.word, self._has_rows, (count, self._blocks, 1), self._device)(self._table)
+        _launch(self.word, self._has_rows, (self._blocks, count, 1), self._device)(self._table)
 
 
 class _Laid(NamedTuple):
@@ -125,7 +125,7 @@ def _lay_out(ranges: Sequence[CopyRange]) -> _Laid | None:
     rows[:, 2:] //= word
     # Blocks in powers of two: a prepared launch is bound to its grid, and few of them should serve all lengths.
     blocks = 1 << (-(-longest // (word * BLOCK)) - 1).bit_length()
-    return _Laid(rows, word, has_rows, (len(rows), blocks, 1))
+    return _Laid(rows, word, has_rows, (blocks, len(rows), 1))
 
 
 _launches: LaunchCache[Launch] = LaunchCache()

@@ -94,9 +94,11 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
         values |= {f"stride_{name}{axis}": step for axis, step in zip("zrc", operand.strides, strict=True)}
         rows, row_bytes = (TURNED_ROWS, TURNED_BYTES) if operand.is_turned else (BLOCK_ROWS, BLOCK_BYTES)
         blocks.append(-(-operand.rows // rows) * -(-operand.columns * item_bytes // row_bytes))
-    grid = (sum(blocks), max(a.entries, b.entries))
+    # Along one axis: CUDA has few programs along others.
+    programs = sum(blocks) * max(a.entries, b.entries)
     target = current(device_number(device))
-    return Launch(variant(item_bytes, target), grid, values | {"blocks_a": blocks[0]}, device)
+    values |= {"blocks_a": blocks[0], "blocks": sum(blocks)}
+    return Launch(variant(item_bytes, target), (programs,), values, device)
 
 
 def self_test(item_bytes: int, device: torch.device) -> SelfTest:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tilewire.kernels.matmul.configs import ACTIVATIONS, MAX_INT8_K, OUT_DTYPES, PRECISIONS, known_precision
 from tilewire.kernels.matmul.plan import Epilogue, prepare
 from tilewire.kernels.runtime.kinds import name_of
 from tilewire.kernels.runtime.pipeline import Detour, Prepared
-from tilewire.kernels.runtime.rows import check_dtype, check_pair, output
+from tilewire.kernels.runtime.rows import check_counts, check_dtype, check_pair, output
 from tilewire.kernels.runtime.strides import broadcast_shapes
 
 _BIAS_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -154,7 +156,10 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
         raise ValueError(f"op(a) has K = {a.shape[-1]}, op(b) has K = {b.shape[-2]}")
     if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:
         raise ValueError(f"int8: K = {a.shape[-1]} could overflow int32, the most is {MAX_INT8_K}")
-    return (*broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    check_counts("a", rows=a.shape[-2], columns=a.shape[-1], matrices=math.prod(batch))
+    check_counts("b", columns=b.shape[-1])
+    return (*batch, a.shape[-2], b.shape[-1])
 
 
 def _check_out_dtype(a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:

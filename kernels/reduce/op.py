@@ -17,7 +17,7 @@ from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import RowsView, check_dtype, check_rows, rows_of
+from tilewire.kernels.runtime.rows import RowsView, check_counts, check_dtype, check_rows, rows_of
 from tilewire.kernels.runtime.strides import collapse
 from tilewire.kernels.runtime.targets import Target, current
 
@@ -50,10 +50,6 @@ def _lane(problem: Problem, config: Config, target: Target) -> int:
 
 
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────
-
-
-# Places in the pieces of a row are counted in 32 bits.
-_MAX_N = (1 << 31) - 16
 
 
 def reduce(
@@ -129,8 +125,7 @@ def _check(x: torch.Tensor, kind: str, axis: int | None, out_dtype: torch.dtype 
     n = x.numel() if axis is None else x.shape[axis]
     if n == 0 and not KINDS[kind].has_empty:
         raise ValueError(f"x: {kind} of no element is not defined, got {tuple(x.shape)}")
-    if n > _MAX_N:
-        raise ValueError(f"x: expected at most {_MAX_N} elements along the axis, got {n}")
+    check_counts("x", elements=n)
     return axis if axis is None else from_front
 
 

@@ -10,6 +10,10 @@ import torch
 from tilewire.kernels.runtime.kinds import FLOATS, name_of
 from tilewire.kernels.runtime.strides import collapse
 
+# Most rows of an operand, and most elements along an axis: kernels count both in 32 bits, past the end up to that of the last
+# block. Elementwise kernels count in 64.
+MAX_COUNT = 1 << 30
+
 
 def check_rows(x: torch.Tensor, axis: int) -> int:
     """Checks a tensor of floats that is walked along `axis`.
@@ -18,14 +22,23 @@ def check_rows(x: torch.Tensor, axis: int) -> int:
         The axis, counted from the front.
 
     Raises:
-        ValueError: Rank, dtype or axis cannot be right.
+        ValueError: Rank, dtype or axis cannot be right, or there are too many rows or elements along the axis.
     """
     if x.dim() == 0:
         raise ValueError("x: needs one dimension or more")
     check_dtype("x", x.dtype, FLOATS)
     if not -x.dim() <= axis < x.dim():
         raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
+    n = x.shape[axis]
+    check_counts("x", elements=n, rows=x.numel() // max(n, 1))
     return axis % x.dim()
+
+
+def check_counts(name: str, **counts: int) -> None:
+    """Raises `ValueError` where there are too many rows or elements of `name`; `counts` has them by a word for each."""
+    for counted, count in counts.items():
+        if count > MAX_COUNT:
+            raise ValueError(f"{name}: expected at most {MAX_COUNT} {counted}, got {count}")
 
 
 def check_dtype(name: str, dtype: torch.dtype, allowed: Sequence[str]) -> None:

@@ -16,6 +16,8 @@ METRICS = ("dot", "cosine", "l2")
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 # A product with more queries than this at once is cut: orders of groups take scratch memory.
 MAX_ORDERS = 1 << 26
+# Likewise with more blocks of queries: programs along the second axis of CUDA's grids.
+MAX_QUERY_BLOCKS = 65_535
 # Up to so many items, groups of 32 leave few orders.
 _MANY_ITEMS = 1 << 18
 # Scores of more than one in so many items are not computed again.

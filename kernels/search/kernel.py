@@ -57,11 +57,12 @@ def search_norms_kernel(
 def search_centre_kernel(
     a_ptr, norms_ptr, centred_ptr, n, k, stride_a, stride_out, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """Float32 queries (M, K) less the centre, which lies behind the `n` norms. Grid: (M, blocks of K)."""
+    """Float32 queries (M, K) less the centre, which lies behind the `n` norms. Grid: blocks of K for each query."""
     await_previous(OVERLAP)
-    offs_k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    blocks = tl.maximum(tl.cdiv(k, BLOCK_K), 1)
+    offs_k = tl.program_id(0) % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     mask = offs_k < k
-    query = tl.program_id(0).to(tl.int64)
+    query = (tl.program_id(0) // blocks).to(tl.int64)
     a = tl.load(a_ptr + query * stride_a + offs_k, mask=mask)
     tl.store(centred_ptr + query * stride_out + offs_k, a - tl.load(norms_ptr + n + offs_k, mask=mask), mask=mask)
 

@@ -13,11 +13,12 @@ from tilewire.kernels.matmul.configs import MAX_INT8_K
 from tilewire.kernels.runtime.kinds import FLOATS, name_of
 from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import check_dtype, check_pair, row_stride
+from tilewire.kernels.runtime.rows import check_counts, check_dtype, check_pair, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
     DTYPES,
     MAX_ORDERS,
+    MAX_QUERY_BLOCKS,
     METRICS,
     PRECISIONS,
     Config,
@@ -189,6 +190,8 @@ def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Te
         raise ValueError(f"a, b: K differs, {a.shape[-1]} and {b.shape[1]}")
     if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:
         raise ValueError(f"a: int32 sums of int8 hold K up to {MAX_INT8_K}, got {a.shape[-1]}")
+    check_counts("a", queries=math.prod(a.shape[:-1]), elements=a.shape[-1])
+    check_counts("b", items=b.shape[0])
     if not 1 <= k <= min(MAX_K, b.shape[0]):
         raise ValueError(f"k: expected 1 to {min(MAX_K, b.shape[0])}, got {k}")
     if metric not in METRICS:
@@ -234,7 +237,8 @@ def prepare(
         problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned and k > 0, is_plain)
         target = current(a.get_device())
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
-        most = max(chosen.block_m, max_orders // -(-n // chosen.group) // chosen.block_m * chosen.block_m)
+        most_blocks = min(MAX_QUERY_BLOCKS, max_orders // -(-n // chosen.group) // chosen.block_m)
+        most = chosen.block_m * max(1, most_blocks)
         pipelines = {}
         for first in range(0, m, most):
             rows = slice(first, min(m, first + most))
@@ -322,7 +326,7 @@ def _selection(
         queries, stride = "centred", -(-k // 4) * 4
         parts[queries] = Part(torch.float32, (m, stride))
         centre = {"n": n, "k": k, "stride_a": a.stride(0), "stride_out": stride}
-        launch = Launch(centre_variant(target), (m, max(1, -(-k // CENTRE_K))), centre, a.device)
+        launch = Launch(centre_variant(target), (m * max(1, -(-k // CENTRE_K)),), centre, a.device)
         steps.append(Step(launch, ("a", "norms", queries)))
     product = _product((m, k), stride, b, problem, config, sizes | {"stride_a": stride // problem.unit}, target)
     steps.append(Step(product, (queries, "b", "norms", factors, "bias", "orders")))

@@ -26,6 +26,9 @@ FLOATS16_32 = ("float16", "bfloat16", "float32")
 MAX_RANK = 64
 # Largest number that fits the 64-bit integers of every process. A zero elsewhere in the shape would hide a larger one.
 MAX_DIM = 2**63 - 1
+# Most rows of an operand, and most elements along an axis: kernels count both in 32 bits, past the end up to that of the last
+# block. Elementwise ops count in 64.
+MAX_COUNT = 2**30
 # Options whose text is longer have a digest as their key.
 MAX_KEY_CHARACTERS = 512
 
@@ -438,18 +441,32 @@ def check_vector(name: str, types: Types, size: int, allowed: tuple[str, ...] = 
         raise InvalidRequest(f"{name}: shape {list(vector.shape)}; expected [{size}]")
 
 
+def check_counts(name: str, **counts: int) -> None:
+    """Checks numbers of rows or elements of the input `name`, each by a word for what is counted.
+
+    Raises:
+        BeyondLimit: One is over `MAX_COUNT`.
+    """
+    for counted, count in counts.items():
+        if count > MAX_COUNT:
+            raise BeyondLimit(f"{name}: {count} {counted}; the limit is {MAX_COUNT}")
+
+
 def check_axis(op: str, x: TensorType, axis: int) -> int:
     """Returns the index of an axis of `x`, from 0.
 
     Raises:
         InvalidRequest: `x` has no dimensions, or not this one.
+        BeyondLimit: Too many elements along the axis, or too many rows.
     """
     rank = len(x.shape)
     if rank < 1:
         raise InvalidRequest(f"x: rank 0; {op} needs at least 1 dimension")
     if not -rank <= axis < rank:
         raise InvalidRequest(f"axis: {axis} is outside [{-rank}, {rank - 1}] for x of rank {rank}")
-    return axis % rank
+    axis %= rank
+    check_counts("x", elements=x.shape[axis], rows=math.prod(x.shape[:axis] + x.shape[axis + 1 :]))
+    return axis
 
 
 def check_required(op: AnyOp, options: OpOptions) -> None:

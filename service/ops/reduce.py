@@ -17,6 +17,7 @@ from tilewire.service.ops.op import (
     Types,
     WarmupCase,
     check_axis,
+    check_counts,
     check_out_dtype,
     check_required,
 )
@@ -56,6 +57,8 @@ class Reduce(AxisOp):
         x = types["x"]
         axis = check_axis(self.name, x, -1 if isinstance(options.axis, str) else options.axis)
         axes = range(len(x.shape)) if options.axis == "all" else (axis,)
+        if options.axis == "all":
+            check_counts("x", elements=x.num_elements)
         if options.kind in _EXTREMA and math.prod(x.shape[one] for one in axes) == 0:
             raise InvalidRequest(f"x: {options.kind} of no element is not defined; its shape is {list(x.shape)}")
         kept = [(dim, number in axes) for number, dim in enumerate(x.shape)]

@@ -48,6 +48,25 @@ def error_of(result: np.ndarray, expected: np.ndarray, scale: np.ndarray) -> flo
     return float(np.max(np.abs(result.astype(np.float64) - expected) / np.maximum(scale, 1e-30)))
 
 
+def test_large_operands_with_rows_of_odd_length(client: tilewire.Client) -> None:
+    # 240 MB each, whose rows are laid out anew on the way to the device: more blocks than a grid has along its second axis.
+    rng = np.random.default_rng(1)
+    a: np.ndarray = rng.integers(-2, 3, (4, 60_001)).astype(np.float16)
+    b: np.ndarray = rng.integers(-2, 3, (60_001, 2001)).astype(np.float16)
+    expected = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.array_equal(client.matmul(a, b), expected.astype(np.float16))
+    assert np.array_equal(
+        client.matmul(np.ascontiguousarray(b.T), np.ascontiguousarray(a.T)), expected.T.astype(np.float16)
+    )
+    handle = client.put("odd", b)
+    assert np.array_equal(client.matmul(a, handle), expected.astype(np.float16))
+    handle.delete()
+    assert np.array_equal(client.reduce(b, "max", axis=-1), b.max(-1))
+    values, indices = client.topk(b, 1)
+    assert np.array_equal(values[:, 0], b.max(-1))
+    assert np.array_equal(indices[:, 0], b.argmax(-1))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "n"), [(16, 4096, 512), (257, 781, 127), (1024, 1024, 1024), (1, 64, 64)])
 def test_matmul_is_right(client: tilewire.Client, dtype: str, m: int, k: int, n: int) -> None:

@@ -107,6 +107,32 @@ def test_limits() -> None:
 
 
 @pytest.mark.parametrize(
+    ("op", "operands", "raw", "named"),
+    [
+        ("softmax", {"x": f32(2, 2**30 + 1)}, {}, "x: 1073741825 elements"),
+        ("softmax", {"x": f32(2, 2**30 + 1)}, {"axis": 0}, "x: 1073741825 rows"),
+        ("normalize", {"x": f32(2**15, 2**15 + 1, 1)}, {"kind": "rms"}, "x: 1073774592 rows"),
+        ("topk", {"x": f32(2**31)}, {"k": 1}, "x: 2147483648 elements"),
+        ("reduce", {"x": f32(2**31)}, {"kind": "sum"}, "x: 2147483648 elements"),
+        ("reduce", {"x": f32(2**20, 2**11)}, {"kind": "sum", "axis": "all"}, "x: 2147483648 elements"),
+        ("matmul", {"a": f32(2**31, 1), "b": f32(1, 1)}, {}, "a: 2147483648 rows"),
+        ("matmul", {"a": f32(1, 2**31), "b": f32(2**31, 1)}, {}, "a: 2147483648 columns"),
+        ("matmul", {"a": f32(1, 1), "b": f32(1, 2**31)}, {}, "b: 2147483648 columns"),
+        ("matmul", {"a": f32(2**31, 1, 1), "b": f32(1, 1)}, {}, "a: 2147483648 matrices"),
+        ("search", {"a": f32(1, 1), "b": f32(2**31, 1)}, {"k": 1}, "b: 2147483648 items"),
+        ("search", {"a": f32(2**31, 1), "b": f32(1, 1)}, {"k": 1}, "a: 2147483648 queries"),
+    ],
+)
+def test_kernels_count_in_32_bits(op: str, operands: dict[str, TensorType], raw: dict[str, object], named: str) -> None:
+    wide = Limits(max_result_bytes=2**62)
+    with pytest.raises(BeyondLimit, match=f"^{named}; the limit is {2**30}$"):
+        planned(op, operands, raw, wide)
+    # As many elements as a search over ten million items has.
+    assert planned("reduce", {"x": f32(10_000_000, 768)}, {"kind": "sum"}, wide).outputs == (f32(10_000_000),)
+    assert planned("add", {"a": f32(2**31), "b": f32(2**31)}, limits=wide).outputs == (f32(2**31),)
+
+
+@pytest.mark.parametrize(
     ("op", "raw", "name"),
     [
         ("matmul", {"transpose_a": "2"}, "transpose_a"),
