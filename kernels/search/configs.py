@@ -26,8 +26,13 @@ _FEW = 4
 _DIRECT_ITEMS, _DIRECT_SCORES, _DIRECT_ELEMENTS = 4096, 1 << 15, (1 << 23, 1 << 25)
 # The same in the interpreter, where tests search few items.
 _INTERPRETED_DIRECT_ITEMS = 40
-# Blocks that hold the items of a query whose scores are computed again.
-FINISH = (Block(1024, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256))
+# Up to so many items, and elements of all of them, the same holds of any number of queries.
+_FEW_ITEMS, _FEW_ELEMENTS = 64, 1 << 13
+# Blocks that hold the items of a query whose scores are computed again. Those of several queries rank them whole.
+FINISH = (
+    *(Block(32, 1, 8), Block(64, 1, 4), Block(256, 1, 1, 64)),
+    *(Block(1024, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256)),
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,8 @@ def choose(problem: Problem, target: Target) -> Config:
 
 def _is_direct(problem: Problem, target: Target) -> bool:
     most = _INTERPRETED_DIRECT_ITEMS if target.backend == "interpreter" else _DIRECT_ITEMS
+    if problem.n <= _FEW_ITEMS and problem.n * problem.k <= _FEW_ELEMENTS and target.backend != "interpreter":
+        return True
     scores = problem.m * problem.n
     most_elements = _DIRECT_ELEMENTS[problem.dtype == "float32"]
     return problem.n <= most and scores <= _DIRECT_SCORES and scores * problem.k <= most_elements

@@ -18,6 +18,7 @@ from tilewire.kernels.topk.kernel import (
     NONE,
     from_order,
     index_of,
+    num_above,
     places_of_best,
     sort_keys,
     store_kept,
@@ -278,33 +279,28 @@ def search_rescore_kernel(
     has_bias,
     UNIT: tl.constexpr,
     GROUP: tl.constexpr,
-    PART: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Keys of the scores of the items in PART of a query's best groups. Grid: (queries × parts,).
+    """Keys of the scores of the items in the best groups of queries. Grid: (queries × `kept`,).
 
     `groups_ptr` is (queries, `kept`) keys, unless not `is_selected`: then the `kept` groups are all that there are.
-    `keys_ptr` is (queries, parts · PART · GROUP). Strides come in UNITs, and so are rows read.
+    `keys_ptr` is (queries, `kept` · GROUP). Strides come in UNITs, and so are rows read.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
     TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
-    ITEMS: tl.constexpr = PART * GROUP
     whole = tl.cdiv(k, UNIT) * UNIT
-    parts = tl.cdiv(kept, PART)
-    query = (tl.program_id(0) // parts).to(tl.int64)
-    place = tl.program_id(0) % parts * PART + tl.arange(0, PART)
-    group = tl.load(groups_ptr + query * kept + place, mask=(place < kept) & (is_selected > 0), other=NONE)
-    number = tl.where(is_selected > 0, index_of(group), place)
-    item = number[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    is_there = ((group != NONE) | (is_selected == 0))[:, None] & (item < n)
-    item = tl.reshape(item, (ITEMS,))
-    is_there = tl.reshape(is_there, (ITEMS,))
+    pair = tl.program_id(0).to(tl.int64)
+    query = pair // kept
+    group = tl.load(groups_ptr + pair, mask=is_selected > 0, other=NONE)
+    number = tl.where(is_selected > 0, index_of(group), pair % kept)
+    item = number * GROUP + tl.arange(0, GROUP)
+    is_there = ((group != NONE) | (is_selected == 0)) & (item < n)
     offs_k = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + query * (stride_a * UNIT) + offs_k
     b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[:, None] + offs_k[None, :]
-    total = tl.zeros((ITEMS, BLOCK_K), TYPE)
+    total = tl.zeros((GROUP, BLOCK_K), TYPE)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for start in range(0, k, BLOCK_K):
         in_words, in_k = offs_k < whole - start, offs_k < k - start
@@ -320,8 +316,7 @@ def search_rescore_kernel(
     score += tl.load(bias_ptr + item, mask=is_there & (has_bias > 0), other=0.0)
     flip = tl.where(metric == L2, -1, 0)
     key = tl.where(is_there, to_key(to_order(score, flip, flip ^ LOWEST), item), NONE)
-    to_keys = keys_ptr + tl.program_id(0).to(tl.int64) * ITEMS
-    tl.store(to_keys + tl.arange(0, ITEMS), key)
+    tl.store(keys_ptr + pair * GROUP + tl.arange(0, GROUP), key)
 
 
 @triton.jit
@@ -330,21 +325,59 @@ def search_finish_kernel(
     keys_ptr,
     values_ptr,
     indices_ptr,
+    m,
     num_keys,
     k,
     most,
     metric,
+    BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SORT: tl.constexpr,
     THREADS: tl.constexpr,
     UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Scores and indices of the `k` best keys of each query, from (queries, num_keys ≤ BLOCK_N). Grid: (queries,)."""
+    """Scores and indices of the `k` best keys of each query, from (`m`, num_keys ≤ BLOCK_N).
+
+    Grid: (ceil(`m` / BLOCK_ROWS),). Several queries are ranked whole.
+    """
     await_previous(OVERLAP)
-    query = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_N)[None, :]
-    keys = tl.load(scored_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
+    if BLOCK_ROWS > 1:
+        query = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+        keys = tl.load(scored_ptr + query * num_keys + offs, mask=(query < m) & (offs < num_keys), other=NONE)
+        # What is no item ranks behind all that are, which are `k` or more.
+        rank = num_above(tl.trans(keys), keys)
+        store_scores(keys, values_ptr, indices_ptr, query * k + rank, (query < m) & (rank < k), metric)
+    else:
+        query = tl.program_id(0).to(tl.int64)
+        keys = tl.load(scored_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
+        finish_query(keys, keys_ptr, values_ptr, indices_ptr, query, k, most, metric, SORT, THREADS, UNIT)
+
+
+@triton.jit
+def store_scores(key, values_ptr, indices_ptr, place, mask, metric):
+    """Store the score and the index of each key."""
+    score = from_order((key >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
+    tl.store(values_ptr + place, score, mask=mask)
+    tl.store(indices_ptr + place, index_of(key), mask=mask)
+
+
+@triton.jit
+def finish_query(
+    keys,
+    keys_ptr,
+    values_ptr,
+    indices_ptr,
+    query,
+    k,
+    most,
+    metric,
+    SORT: tl.constexpr,
+    THREADS: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """Store scores and indices of the `k` best `keys`, (1, elements), of one query, best first."""
     order, index = (keys >> 32).to(tl.int32), index_of(keys).to(tl.int32)
     is_best, place, count = places_of_best(order, index, k, most, 0, THREADS, UNIT)
     keys_ptr += query * 2 * most
@@ -354,6 +387,4 @@ def search_finish_kernel(
     for first in range(0, k, SORT):
         rank = first + tl.arange(0, SORT)
         key = tl.load(best_ptr + rank, mask=rank < k, other=NONE)
-        score = from_order((key >> 32).to(tl.int32), tl.where(metric == L2, -1, 0))
-        tl.store(values_ptr + to_out + rank, score, mask=rank < k)
-        tl.store(indices_ptr + to_out + rank, index_of(key), mask=rank < k)
+        store_scores(key, values_ptr, indices_ptr, to_out + rank, rank < k, metric)

@@ -17,6 +17,7 @@ from tilewire.kernels.runtime.rows import check_counts, check_dtype, check_pair,
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
     DTYPES,
+    FINISH,
     MAX_ORDERS,
     MAX_QUERY_BLOCKS,
     METRICS,
@@ -32,12 +33,10 @@ from tilewire.kernels.search.variants import (
     centre_variant,
     finish_variant,
     norms_variant,
-    num_scored,
-    part_of,
     product_variant,
     rescore_variant,
 )
-from tilewire.kernels.topk.configs import MAX_K, num_kept, select_blocks
+from tilewire.kernels.topk.configs import MAX_K, block_for, num_kept, select_blocks
 from tilewire.kernels.topk.op import select_steps
 
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
@@ -287,19 +286,20 @@ def _pipeline(
     steps: list[Step] = []
     parts: dict[str, Part] = {}
     selected = "scored"
-    num_keys, kept = num_scored(best, config.group), best
+    kept = best
     if config.kernel == "none":
-        num_keys, kept = num_scored(sizes["groups"], config.group), sizes["groups"]
+        kept = sizes["groups"]
     else:
         steps, parts = _selection(a, b, problem, metric, config, sizes, target)
         selected = steps[-1].operands[-1]
-    programs = num_keys // config.group // part_of(config.group)
+    num_keys = kept * config.group
     parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
     of_groups = {"k": k, "kept": kept, "is_selected": int(config.kernel != "none")}
-    launch = Launch(rescore_variant(problem, config, target), (m * programs,), sizes | of_groups, a.device)
+    launch = Launch(rescore_variant(problem, config, target), (m * kept,), sizes | of_groups, a.device)
     steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
     last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
-    launch = Launch(finish_variant(num_keys, target), (m,), sizes | last, a.device)
+    block = block_for(num_keys, FINISH)
+    launch = Launch(finish_variant(block, target), (-(-m // block.block_rows),), sizes | last, a.device)
     steps.append(Step(launch, ("scored", "kept", "values", "indices")))
     return Pipeline(_TENSORS, steps, a.device, parts)
 

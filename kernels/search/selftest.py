@@ -7,9 +7,10 @@ import torch
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.launch import Launch, device_number
 from tilewire.kernels.runtime.targets import current
-from tilewire.kernels.search.configs import Config, Problem
+from tilewire.kernels.search.configs import METRICS, Config, Problem
 from tilewire.kernels.search.op import item_norms, norms_launch, prepare
-from tilewire.kernels.search.variants import centre_variant
+from tilewire.kernels.search.variants import centre_variant, finish_variant
+from tilewire.kernels.topk.configs import MAX_K, Block, num_kept
 
 
 def norms_self_test(dtype: str, device: torch.device) -> SelfTest:
@@ -29,6 +30,27 @@ def centre_self_test(device: torch.device) -> SelfTest:
     sizes = {"n": 20, "k": 131, "stride_a": 131, "stride_out": 132}
     Launch(variant, (3, 1), sizes, device)(a, norms, out)
     return SelfTest((variant,), (out[:, :131] == a - norms[20:]).all())
+
+
+def finish_self_test(block: Block, device: torch.device) -> SelfTest:
+    """Sorts the scores of nine queries, as many as a block holds but for three."""
+    num_keys = block.block_n - 3
+    k = min(num_keys // 2, MAX_K)
+    order = torch.arange(9 * num_keys, device=device).mul(7919).remainder(1009).view(9, num_keys)
+    # Orders of whole numbers from 1 on, and the places of the items.
+    bits = (order + 1).float().view(torch.int32).long()
+    keys = bits << 32 | torch.arange(num_keys, device=device) ^ 0xFFFFFFFF
+    values = torch.full((9, k), float("nan"), device=device)
+    indices = torch.full((9, k), -1, device=device)
+    most = num_kept(k)
+    scratch = torch.empty((9, 2, most), dtype=torch.int64, device=device)
+    variant = finish_variant(block, current(device_number(device)))
+    sizes = {"m": 9, "num_keys": num_keys, "k": k, "most": most, "metric": METRICS.index("dot")}
+    launch = Launch(variant, (-(-9 // block.block_rows),), sizes, device)
+    launch(keys, scratch, values, indices)
+    best = torch.sort(order, dim=1, descending=True, stable=True)
+    is_right = (indices == best.indices[:, :k]).all() & (values == best.values[:, :k] + 1).all()
+    return SelfTest((variant,), is_right)
 
 
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:

@@ -9,7 +9,7 @@ from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.search.configs import FINISH, Config, Problem, product_precision
+from tilewire.kernels.search.configs import Config, Problem, product_precision
 from tilewire.kernels.search.kernel import (
     search_centre_kernel,
     search_finish_kernel,
@@ -18,26 +18,21 @@ from tilewire.kernels.search.kernel import (
     search_rescore_kernel,
     search_tma_kernel,
 )
-from tilewire.kernels.topk.configs import block_for
+from tilewire.kernels.topk.configs import Block
 from tilewire.kernels.topk.op import constants_of
 
 NORM_ROWS, _NORM_K = 16, 128
 # Elements of a query that one program counts from the centre.
 CENTRE_K = 1024
-# Items of one program that computes scores again.
-_RESCORED = 32
+# Warps of a program that computes the scores of a group's items again. Groups of 8 are those of few items, often for many
+# queries, and programs with few registers are many at once.
+_RESCORE_WARPS = {8: 1, 32: 4, 128: 8}
 
 
 def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
-    """Yields the binaries that `problem` is searched with, but for norms and those that select."""
+    """Yields the binaries that `problem` is searched with, but for norms, those that select, and the last."""
     yield product_variant(problem, config, target)
     yield rescore_variant(problem, config, target)
-    yield finish_variant(num_scored(problem.best, config.group), target)
-
-
-def part_of(group: int) -> int:
-    """Groups of one program that computes scores again."""
-    return max(1, _RESCORED // group)
 
 
 def norms_variant(dtype: str, target: Target) -> Variant:
@@ -87,20 +82,12 @@ def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant
     constants = {
         "UNIT": problem.unit,
         "GROUP": config.group,
-        "PART": part_of(config.group),
         "BLOCK_K": 32 if target.backend == "interpreter" else 128,
     }
-    # A program of more items would spill by 4 warps.
-    return binary(search_rescore_kernel, types, constants, 4 if config.group <= _RESCORED else 8, target)
+    return binary(search_rescore_kernel, types, constants, _RESCORE_WARPS[config.group], target)
 
 
-def num_scored(groups: int, group: int) -> int:
-    """Items of so many groups, as they are scored."""
-    return -(-groups // part_of(group)) * part_of(group) * group
-
-
-def finish_variant(num_keys: int, target: Target) -> Variant:
-    """The binary that sorts scores of `num_keys` items."""
-    block = block_for(num_keys, FINISH)
+def finish_variant(block: Block, target: Target) -> Variant:
+    """The binary that sorts scores of as many items as `block` holds."""
     types = {"values_ptr": "*fp32", "scored_ptr": "*i64"}
     return binary(search_finish_kernel, types, constants_of(block, target), block.num_warps, target)

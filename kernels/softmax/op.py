@@ -17,7 +17,15 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_al
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, check_dtype, check_rows, output, rows_of
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.softmax.configs import MAX_SPLITS, SMALL_GROUP, Config, Problem, select, select_invariant
+from tilewire.kernels.softmax.configs import (
+    MAX_SPLITS,
+    SMALL_GROUP,
+    Config,
+    Problem,
+    is_copied,
+    select,
+    select_invariant,
+)
 from tilewire.kernels.softmax.groups import options_of
 from tilewire.kernels.softmax.kernel import (
     softmax_apply_kernel,
@@ -180,6 +188,8 @@ def prepare(
         if view is None:
             return Detour(through_copies)
         problem = _problem(x, out, view, log=log)
+        if is_copied(problem) and not isinstance(config, Config):
+            return Detour(through_copies)
         target = current(x.get_device())
         chosen = select_invariant(problem, target) if config == "invariant" else config or select(problem, target)
         return _prepared(view, problem, chosen, x.device)

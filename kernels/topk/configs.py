@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import Target
@@ -66,7 +66,7 @@ class Config:
         row: Blocks where a row is held by one program; None for the three kernels below.
         groups: Blocks that read a long row once.
         group: Neighbours that leave one order.
-        select: Blocks that select groups, by rising length, each of at least k.
+        select: Blocks that select groups, by rising length, each of at least k. Those of several rows hold all of a row.
         finish: Blocks that hold the elements of k groups.
     """
 
@@ -91,10 +91,12 @@ _FEW_ROWS = (*_SORTED_ROWS[:3], Block(1024, 4, 1, 128), Block(2048, 4, 1, 128), 
 # Elements to sort above which these are taken, and few rows a multiprocessor.
 _SORTED, _FEW_SORTED, _FEW = 32, 64, 4
 _SELECT = (Block(1024, 1), Block(4096, 4), Block(8192, 8))
+# No more orders or keys than these hold are ranked whole, of several rows at once.
+_RANKED = Block(SHORT, 1, 2)
 _GROUPS = Block(2048, 8)
 _LONG = {
-    16: Config(None, _GROUPS, 128, _SELECT, Block(2048, 4, 1, 128)),
-    64: Config(None, _GROUPS, 64, _SELECT, Block(4096, 4, 1, 128)),
+    16: Config(None, _GROUPS, 128, (_RANKED, *_SELECT), Block(2048, 4, 1, 128)),
+    64: Config(None, _GROUPS, 64, (_RANKED, *_SELECT), Block(4096, 4, 1, 128)),
     256: Config(None, _GROUPS, 32, _SELECT, Block(8192, 8, 1, 256)),
     1024: Config(None, _GROUPS, 8, _SELECT, Block(8192, 16, 1, 512)),
 }
@@ -102,6 +104,7 @@ _INTERPRETED_ROWS = (Block(32, 4, 2), Block(128, 4))
 _INTERPRETED = {
     width: Config(None, Block(width * 2, 4), 2, (Block(width * 2, 4),), Block(width * 2, 4)) for width in WIDTHS
 }
+_INTERPRETED[16] = replace(_INTERPRETED[16], select=(Block(16, 4, 2), *_INTERPRETED[16].select))
 
 
 def width_of(k: int) -> int:
@@ -136,7 +139,7 @@ def row_blocks(k: int, rows: int, target: Target) -> tuple[Block, ...]:
 
 def select_blocks(k: int, target: Target) -> tuple[Block, ...]:
     """Blocks that select `k` orders or keys, by rising length."""
-    return _INTERPRETED[width_of(k)].select if target.backend == "interpreter" else _SELECT
+    return (_INTERPRETED if target.backend == "interpreter" else _LONG)[width_of(k)].select
 
 
 def block_for(n: int, blocks: tuple[Block, ...]) -> Block:

@@ -345,20 +345,50 @@ def topk_groups_kernel(
 def topk_select_kernel(
     orders_ptr,
     keys_ptr,
+    rows,
     n,
     k,
     chunks,
     shift,
+    BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     THREADS: tl.constexpr,
     UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Keys of the `k` best of each chunk of BLOCK_N orders, or keys, in any order. Grid: (rows × chunks,).
+    """Keys of the `k` best of each chunk of BLOCK_N orders, or keys, in any order.
 
     `orders_ptr` is (rows, n), orders or keys; `keys_ptr` (rows, chunks, k), NONE where a chunk has fewer.
+    Grid: (rows × chunks,), or (ceil(rows / BLOCK_ROWS),) of several rows of one chunk.
     """
     await_previous(OVERLAP)
+    if BLOCK_ROWS > 1:
+        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+        rank_rows(orders_ptr, keys_ptr, row, rows, n, k, BLOCK_N)
+    else:
+        select_chunk(orders_ptr, keys_ptr, n, k, chunks, shift, BLOCK_N, THREADS, UNIT)
+
+
+@triton.jit
+def rank_rows(orders_ptr, keys_ptr, row, rows, n, k, BLOCK_N: tl.constexpr):
+    """Store keys of the `k` best, at most BLOCK_N, of whole rows, (rows, 1), best first; NONE where a row has fewer."""
+    offs = tl.arange(0, BLOCK_N)[None, :]
+    mask = (row < rows) & (offs < n)
+    key = tl.load(orders_ptr + row * n + offs, mask=mask, other=0)
+    if orders_ptr.dtype.element_ty == tl.int32:
+        key = to_key(key, offs)
+    key = tl.where(mask, key, NONE)
+    # Those that are none differ, below all others: each has a place.
+    distinct = tl.where(key == NONE, NONE + (BLOCK_N - offs).to(tl.int64), key)
+    rank = num_above(tl.trans(distinct), distinct)
+    tl.store(keys_ptr + row * k + rank, key, mask=(row < rows) & (rank < k))
+
+
+@triton.jit
+def select_chunk(
+    orders_ptr, keys_ptr, n, k, chunks, shift, BLOCK_N: tl.constexpr, THREADS: tl.constexpr, UNIT: tl.constexpr
+):
+    """Store keys of the `k` best of this program's chunk; see `topk_select_kernel`."""
     x_ptr = orders_ptr + (tl.program_id(0) // chunks).to(tl.int64) * n
     offs = tl.program_id(0) % chunks * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     order = load_orders(x_ptr, offs, offs < n, 0)

@@ -273,7 +273,8 @@ def select_steps(
         block = block_for(n, blocks)
         chunks = -(-n // block.block_n)
         variant = select_variant(block, bool(steps), target)
-        launch = Launch(variant, (rows * chunks,), {"n": n, "k": k, "chunks": chunks, "shift": shift}, device)
+        sizes = {"rows": rows, "n": n, "k": k, "chunks": chunks, "shift": shift}
+        launch = Launch(variant, (-(-rows * chunks // block.block_rows),), sizes, device)
         read, name, n = name, f"keys{len(steps)}", chunks * k
         parts[name] = Part(torch.int64, (rows, n))
         steps.append(Step(launch, (read, name)))
@@ -308,17 +309,18 @@ def self_test(dtype: str, config: Config, device: torch.device) -> SelfTest:
 
 
 def select_self_test(block: Block, of_keys: bool, device: torch.device) -> SelfTest:
-    """Selects among orders or keys of three rows, two chunks each."""
-    n, k = 2 * block.block_n - 5, min(block.block_n // 2, MAX_K)
+    """Selects among orders or keys of three rows, two chunks each where a program has one row."""
+    chunks = 2 if block.block_rows == 1 else 1
+    n, k = chunks * block.block_n - 5, min(block.block_n // 2, MAX_K)
     order = torch.arange(3 * n, device=device).mul(7919).remainder(1009).view(3, n)
     index = torch.arange(n, device=device)
     keys = order << 32 | index ^ 0xFFFFFFFF
-    found = torch.zeros((3, 2 * k), dtype=torch.int64, device=device)
+    found = torch.zeros((3, chunks * k), dtype=torch.int64, device=device)
     variant = select_variant(block, of_keys, current(device_number(device)))
-    launch = Launch(variant, (6,), {"n": n, "k": k, "chunks": 2, "shift": 0}, device)
+    sizes = {"rows": 3, "n": n, "k": k, "chunks": chunks, "shift": 0}
+    launch = Launch(variant, (-(-3 * chunks // block.block_rows),), sizes, device)
     launch(keys if of_keys else order.int(), found)
-    chunks = keys.split(block.block_n, dim=1)
-    best = [torch.sort(chunk, dim=1, descending=True).values[:, :k] for chunk in chunks]
+    best = [torch.sort(chunk, dim=1, descending=True).values[:, :k] for chunk in keys.split(block.block_n, dim=1)]
     found = torch.cat([torch.sort(part, dim=1, descending=True).values for part in found.split(k, dim=1)], dim=1)
     return SelfTest((variant,), (found == torch.cat(best, dim=1)).all())
 

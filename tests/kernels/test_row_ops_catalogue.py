@@ -19,7 +19,7 @@ from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
-from tilewire.kernels.search.variants import finish_variant, num_scored, product_variant, rescore_variant
+from tilewire.kernels.search.variants import finish_variant, product_variant, rescore_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk.op import built, select_variant
 
@@ -66,9 +66,10 @@ def test_every_search(m, n, k, best, dtype, data, name):
         is_direct = config == search_configs.DIRECT
         assert is_direct or product_variant(problem, config, target) in listed("search", name)
         assert rescore_variant(problem, config, target) in listed("search", name)
-        num_keys = num_scored(-(-n // config.group) if is_direct else best, config.group)
-        assert finish_variant(num_keys, target) in listed("search", name)
-        assert topk_configs.block_for(num_keys, search_configs.FINISH).block_n >= num_keys
+        num_keys = (-(-n // config.group) if is_direct else best) * config.group
+        block = topk_configs.block_for(num_keys, search_configs.FINISH)
+        assert finish_variant(block, target) in listed("search", name)
+        assert block.block_n >= num_keys
     blocks = topk_configs.select_blocks(best, target)
     assert min(block.block_n for block in blocks) >= best
     selects = {select_variant(block, of_keys, target) for block in blocks for of_keys in (True, False)}

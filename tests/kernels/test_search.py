@@ -36,6 +36,19 @@ def test_whole_numbers(dtype, m, n, k, metric, generator):
     check_whole(whole((m, k), dtype, generator), whole((n, k), dtype, generator), min(n, 7), metric=metric)
 
 
+@pytest.mark.parametrize("metric", ["dot", "l2", "cosine"])
+@pytest.mark.parametrize(("m", "n", "best"), [(13, 20, 1), (13, 20, 7), (9, 60, 3), (5, 60, 9), (3, 130, 40)])
+def test_programs_of_several_queries(m, n, best, metric, generator):
+    a, b = whole((m, 6), torch.float32, generator), whole((n, 6), torch.float32, generator)
+    if metric != "cosine":
+        check_whole(a, b, best, metric=metric)
+        return
+    values, indices = search(a, b, best, metric=metric)
+    scores = scores_reference(a, b, metric=metric)
+    torch.testing.assert_close(values.double(), scores.gather(1, indices), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(values.double(), scores.topk(best).values, rtol=1e-6, atol=1e-6)
+
+
 def test_several_blocks_of_queries(generator):
     check_whole(whole((17, 40), torch.bfloat16, generator), whole((33, 40), torch.bfloat16, generator), 3)
 

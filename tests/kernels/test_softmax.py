@@ -5,9 +5,11 @@ import torch
 
 from tests.support.kernel_bounds import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
-from tilewire.kernels.softmax.configs import Config
+from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.softmax.configs import COPIED_N, Config, Problem, explain
 from tilewire.kernels.softmax.op import prepare
 
+H200 = KNOWN["nvidia_h200"]
 KERNELS = [
     Config("row", 2, 128, 4),
     Config("row", 2, 64, 4, tail_n=64),
@@ -70,6 +72,24 @@ def test_infinities_and_nan_as_torch(config, log):
 def test_axes(axis, generator):
     x = torch.randn((6, 20, 18), generator=generator)
     check(softmax(x, axis=axis), x, axis=axis)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("n", [COPIED_N - 1, COPIED_N, COPIED_N + 5])
+def test_long_rows_across_memory(n, log, generator):
+    x = torch.randn((n, 3), generator=generator) * 4
+    out = poisoned((n, 3), torch.float32)
+    assert softmax(x, axis=0, log=log, out=out) is out
+    check(out, x, axis=0, log=log)
+    alone = softmax(x[:, 1:2], axis=0, log=log, batch_invariant=True)
+    assert torch.equal(softmax(x, axis=0, log=log, batch_invariant=True)[:, 1:2], alone)
+
+
+def test_the_reason_names_the_copies():
+    lines = [explain(Problem(8, n, "bfloat16", "bfloat16", is_contiguous=False), H200) for n in (64, 4096)]
+    assert lines[0].endswith("the only one for rows that lie across memory")
+    assert "8x4096 by table" in lines[1]
+    assert lines[1].endswith("; rows lie across memory and are copied first")
 
 
 def test_axis_of_many_dimensions(generator):

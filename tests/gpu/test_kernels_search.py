@@ -1,0 +1,58 @@
+"""search on a GPU, against float64: few and many items and queries, all metrics and dtypes."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+from tilewire.kernels.search.op import search
+from tilewire.kernels.search.reference import scores_reference, search_reference
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8]
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator("cuda").manual_seed(20261129)
+
+
+def whole(shape, dtype, generator):
+    """Whole numbers, whose scores are exact and often equal."""
+    return torch.randint(-4, 5, shape, generator=generator, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("k", [4, 35, 64])
+@pytest.mark.parametrize("n", [3, 16, 64, 100, 513, 5000])
+def test_whole_numbers(dtype, metric, k, n, generator):
+    b = whole((n, k), dtype, generator)
+    for m in (1, 7, 1003):
+        a = whole((m, k), dtype, generator)
+        for best in {min(best, n) for best in (1, 3, 8, 10, 40, 300)}:
+            values, indices = search(a, b, best, metric=metric)
+            expected, order = search_reference(a, b, best, metric=metric)
+            assert torch.equal(indices, order), (m, best)
+            assert torch.equal(values.double(), expected), (m, best)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [16, 100, 3000])
+def test_cosine_and_bias(dtype, n, generator):
+    a, b = whole((501, 24), dtype, generator), whole((n, 24), dtype, generator)
+    bias = whole((n,), torch.float32, generator)
+    for given in (None, bias):
+        values, indices = search(a, b, 5, metric="cosine", bias=given)
+        scores = scores_reference(a, b, metric="cosine", bias=given)
+        torch.testing.assert_close(values.double(), scores.gather(1, indices), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(values.double(), scores.topk(5).values, rtol=1e-6, atol=1e-6)
+
+
+def test_many_queries_are_those_alone(generator):
+    a, b = torch.randn((100_003, 16), generator=generator, device="cuda"), whole((200, 16), torch.float32, generator)
+    values, indices = search(a, b, 4, metric="l2", batch_invariant=True)
+    for first in (0, 4_321, 100_000):
+        alone = search(a[first : first + 3], b, 4, metric="l2", batch_invariant=True)
+        assert torch.equal(values[first : first + 3], alone[0])
+        assert torch.equal(indices[first : first + 3], alone[1])
