@@ -52,11 +52,13 @@ class ConnectionFailed(TilewireError):
 
     Attributes:
         was_broken: Whether it was refused or reset, rather than slow or not to be found.
+        was_refused: Whether no connection came about, so that nothing was sent.
     """
 
-    def __init__(self, detail: str, *, was_broken: bool = False) -> None:
+    def __init__(self, detail: str, *, was_broken: bool = False, was_refused: bool = False) -> None:
         super().__init__(detail)
         self.was_broken = was_broken
+        self.was_refused = was_refused
 
 
 class BadRequest(TilewireError):

@@ -39,7 +39,8 @@ class Client(ProgramCalls):
         api_key: Sent as `Authorization: Bearer …`.
         timeout: Seconds without progress on the connection, or httpx's own value object.
         max_retries: Number of times that a request is sent again after a busy or unavailable server, or a refused or
-            reset connection. Waits double, or are as long as the server says.
+            reset connection. Waits double, or are as long as the server says. An op whose `store` is one of its own
+            operands is sent again only where nothing was done, or with `if_match`: twice would be another result.
         headers: Sent with every request.
         cast: Dtype for arrays of a dtype that an op does not take, or a program does not declare, as "float32" for
             float64 arrays. None makes them an error, for an op before anything is sent.

@@ -151,7 +151,8 @@ def _place_of(base_url: str, *, is_network: bool) -> str:
 
 
 def _failed(place: str, error: httpx.TransportError) -> ConnectionFailed:
-    return failed(place, error, was_broken=isinstance(error, _BROKEN))
+    was_refused = isinstance(error, httpx.ConnectError)
+    return failed(place, error, was_broken=isinstance(error, _BROKEN), was_refused=was_refused)
 
 
 async def _async(chunks: Iterator[Any]) -> AsyncIterator[Any]:

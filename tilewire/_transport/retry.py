@@ -1,7 +1,8 @@
 """Decides whether a request is sent again, and after which wait. Sends and sleeps nothing itself.
 
-Every call of the contract is pure or replaces what was there, so that sending it twice is as good as once. A conditional
-change is done at most once; whether its first try did it is not always known.
+A call that is pure, or that replaces what was there, may be sent twice: that is as good as once. A conditional change is
+done at most once; whether its first try did it is not always known. A result that is kept in the place of an operand would
+be computed of itself: such a call is sent again only where nothing was done.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Retries:
         """
         if self._left <= 0 or not _is_temporary(outcome):
             return None
+        if self._call.counts_each_time and not _was_nothing_done(outcome):
+            return None
         asked = retry_after_s(outcome) if isinstance(outcome, Reply) else None
         # Spread, so that clients that were refused together do not return together.
         wait_s = self._wait_s * random.uniform(0.5, 1.0) if asked is None else asked  # noqa: S311  (no secret)
@@ -54,7 +57,7 @@ class Retries:
             return None
         self._left -= 1
         self._is_again = True
-        if not isinstance(outcome, Reply) or outcome.status != _REFUSED:
+        if not _was_nothing_done(outcome):
             self._doubt = outcome
         self._wait_s *= 2
         return wait_s
@@ -89,3 +92,7 @@ class Retries:
 
 def _is_temporary(outcome: Reply | ConnectionFailed) -> bool:
     return outcome.status in _STATUSES if isinstance(outcome, Reply) else outcome.was_broken
+
+
+def _was_nothing_done(outcome: Reply | ConnectionFailed) -> bool:
+    return outcome.status == _REFUSED if isinstance(outcome, Reply) else outcome.was_refused

@@ -71,6 +71,13 @@ class Call:
         return "If-Match" in self.headers and (self.method in ("PUT", "DELETE") or "store" in self.query)
 
     @property
+    def counts_each_time(self) -> bool:
+        """Whether a second time gives another result: it keeps its result in the place of an operand, as `x = x + 1`."""
+        operands = [value for name, value in self.query.items() if name != "store"]
+        is_guarded = self.headers.get("If-Match", "*") != "*"
+        return self.query.get("store") in operands and not is_guarded
+
+    @property
     def num_body_bytes(self) -> int:
         """Bytes of the body."""
         return sum(memoryview(part).nbytes for part in self.parts)
@@ -216,16 +223,21 @@ def unreachable(base_url: object, error: Exception) -> str:
     return f"{base_url}: {error or type(error).__name__}"
 
 
-def failed(base_url: object, error: Exception, *, was_broken: bool) -> ConnectionFailed:
+def failed(
+    base_url: object, error: Exception, *, was_broken: bool, was_refused: bool | None = None
+) -> ConnectionFailed:
     """Makes the error of a connection that gave no answer.
 
     Args:
         base_url: Address of the server, and of a proxy before it.
         error: Exception of the transport.
         was_broken: Whether it was refused or reset, which a restarting server does.
+        was_refused: Whether no connection came about; None where the class of the error says it.
     """
-    hint = "; is a server running there?" if isinstance(error, ConnectionRefusedError) else ""
-    return ConnectionFailed(unreachable(base_url, error) + hint, was_broken=was_broken)
+    is_nobody_there = isinstance(error, ConnectionRefusedError)
+    was_refused = is_nobody_there if was_refused is None else was_refused
+    hint = "; is a server running there?" if is_nobody_there else ""
+    return ConnectionFailed(unreachable(base_url, error) + hint, was_broken=was_broken, was_refused=was_refused)
 
 
 def checked(reply: Reply) -> Reply:

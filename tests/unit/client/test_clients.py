@@ -252,6 +252,26 @@ def test_a_conditional_change_whose_first_try_is_in_doubt(call: Call, server: Sp
         call("delete", "w", if_match=version)
 
 
+def test_a_result_in_the_place_of_an_operand_is_not_computed_again(call: Call, server: SpeakingServer) -> None:
+    call("put", "w", EYE)
+    doubt = problem(503, "the engine restarted while it had this request", **{"Retry-After": "0"})
+    busy = problem(429, "full", **{"Retry-After": "0"})
+    # Refused before anything was done, and then not.
+    server.refusals = [busy, doubt]
+    before = len(server.requests)
+    with pytest.raises(tilewire.Unavailable):
+        call("add", "@w", EYE, store="w")
+    assert len(server.requests) == before + 2
+    server.refusals = [doubt]
+    with pytest.raises(tilewire.Unavailable):
+        call("add", "@w", EYE, store="@w", if_match="*")
+    # A version keeps the second try from being done again, and another name has the same result.
+    server.refusals = [doubt]
+    call("add", "@w", EYE, store="w", if_match=server.versions["w"])
+    server.refusals = [doubt]
+    call("add", "@w", EYE, store="other")
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from tests.unit.client.scripted_server import answers, closes, read_request, res
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire._arrays.host import HostArray, to_safetensors
 from tilewire._transport.async_sockets import AsyncSocketTransport
+from tilewire._transport.retry import Retries
 from tilewire._transport.sockets import SocketTransport
 from tilewire._transport.wire import Call
 
@@ -55,6 +57,26 @@ def wait(result: Any) -> Any:
 def test_a_connection_that_breaks_is_tried_again(kind: Callable[..., Any], breaks: Any) -> None:
     with scripted(breaks, answers(reply())) as url:
         np.testing.assert_array_equal(softmax(kind, url), X)
+
+
+@pytest.mark.parametrize("settings", [{}, {"transport": httpx.HTTPTransport()}])
+def test_a_result_in_the_place_of_an_operand_is_not_sent_again(settings: Any) -> None:
+    with (
+        scripted(closes, answers(reply())) as url,
+        tilewire.Client(url, **settings) as client,
+        pytest.raises(tilewire.ConnectionFailed),
+    ):
+        client.softmax("@x", store="x")
+
+
+@pytest.mark.parametrize("settings", [{}, {"transport": httpx.HTTPTransport()}])
+def test_it_is_sent_again_where_no_connection_came_about(settings: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    call = Call("POST", "/v1/softmax", {"x": "@x", "store": "@x"})
+    with tilewire.Client(url, max_retries=0, **settings) as client, pytest.raises(tilewire.ConnectionFailed) as raised:
+        client.softmax("@x", store="x")
+    assert Retries(call, 1).wait_s(raised.value) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
