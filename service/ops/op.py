@@ -283,6 +283,10 @@ class Op(abc.ABC, Generic[OptionsT]):
             InvalidRequest: There is one.
         """
         for name in names:
+            if name not in self.given and name in self.options.__struct_fields__:
+                raise InvalidRequest(
+                    f"{name}: an option of {self.name}, and no input; options go into the query, under /v2 into parameters"
+                )
             if name not in self.given:
                 raise InvalidRequest(f"{name[:64]}: {self.name} has no such input; it has {', '.join(self.given)}")
 

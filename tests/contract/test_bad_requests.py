@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,29 @@ def test_bodies_that_cannot_be_right_are_400(client: httpx.Client, content_type:
 def test_a_detail_about_one_tensor_begins_with_its_name(client: httpx.Client, content_type: str, body: bytes) -> None:
     problem = check_problem(client.post("/v1/matmul", content=body, headers={"content-type": content_type}), 400)
     assert problem["detail"].startswith("a: ")
+
+
+@pytest.mark.parametrize(
+    ("op", "body", "detail"),
+    [
+        ("search", {"a": [[1]], "b": [[1]], "k": 1}, "k: an option of search, and no input; options go into the query"),
+        (
+            "matmul",
+            {"a": [[1]], "b": [[1]], "activation": "relu"},
+            "activation: .*, got str; options go into the query",
+        ),
+        ("matmul", {"a": [[1]], "b": "@weights/w"}, r"b: a resident is named in the query, .*: type \?b=@weights/w"),
+        ("softmax", {"x": [1, None]}, "x: holds a NoneType; expected numbers in nested lists$"),
+    ],
+)
+def test_what_belongs_in_the_query_is_said_to(client: httpx.Client, op: str, body: Any, detail: str) -> None:
+    problem = check_problem(client.post(f"/v1/{op}", json=body), 400)
+    assert re.match(detail, problem["detail"])
+
+
+def test_a_body_that_is_missing_is_said_to_be_empty(client: httpx.Client) -> None:
+    problem = check_problem(client.post("/v1/matmul"), 415)
+    assert problem["detail"].startswith("body: no Content-Type, and it is empty; expected ")
 
 
 @pytest.mark.parametrize("program", [{"steps": []}, [1, 2]])

@@ -253,9 +253,7 @@ def _flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | flo
     while not (kinds := set(map(type, level))) <= {int, float}:
         if not kinds <= {int, float, list}:
             odd = min(kind.__name__ for kind in kinds - {int, float, list})
-            raise InvalidRequest(
-                f"{field}: holds a {odd}; expected numbers in nested lists (options go into the query)"
-            )
+            raise InvalidRequest(f"{field}: holds a {odd}; expected numbers in nested lists")
         lists = [entry for entry in level if isinstance(entry, list)]
         lengths = set(map(len, lists))
         if len(lists) != len(level) or len(lengths) > 1:

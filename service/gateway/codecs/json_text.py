@@ -187,6 +187,12 @@ def _dtype(value: object, field: str) -> str:
 
 def _read_tensor(field: str, value: object, default: str) -> tuple[str, tuple[int, ...], Numbers]:
     """Returns dtype, shape and numbers of one entry of the body."""
+    if isinstance(value, str) and value.startswith("@"):
+        raise InvalidRequest(f"{field}: a resident is named in the query, not in the body: type ?{field}={value[:256]}")
+    if value is None or isinstance(value, str | bool):
+        raise InvalidRequest(
+            f"{field}: expected numbers in nested lists, got {kind_of(value)}; options go into the query"
+        )
     if not isinstance(value, dict):
         numbers = read_numbers(field, value, default)
         return default, numbers.shape, numbers

@@ -44,7 +44,8 @@ def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
         if _essence(content_type or "").startswith("multipart/"):
             raise UnknownFormat("body: forms are not read; send the file itself, with curl by --data-binary @file")
         seen = f"Content-Type {content_type[:64]!r}" if content_type else "no Content-Type"
-        raise UnknownFormat(f"body: {seen}, first bytes {first_bytes[:8]!r}; expected {_spoken(CODECS)}")
+        begin = f"first bytes {first_bytes[:8]!r}" if first_bytes else "and it is empty"
+        raise UnknownFormat(f"body: {seen}, {begin}; expected {_spoken(CODECS)}")
     return codec
 
 
