@@ -50,6 +50,29 @@ class Prepared:
     dropped: tuple[str, ...] = ()
 
 
+class DtypeNotTaken(TypeError):
+    """An array of a dtype that an op does not take, and that a cast would mend.
+
+    Args:
+        problem: The input and its dtype.
+        conversion: Python that converts it.
+        taken: What is taken instead, or nothing to say.
+    """
+
+    def __init__(self, problem: str, conversion: str, taken: str = "") -> None:
+        super().__init__(problem, conversion, taken)
+        self._problem = problem
+        self._conversion = conversion
+        self._taken = taken
+
+    def __str__(self) -> str:
+        return self.saying(f'type {self._conversion}, or give the client cast="float32"')
+
+    def saying(self, remedy: str) -> str:
+        """Returns the message with what helps where the caller writes no Python."""
+        return "; ".join(part for part in (self._problem, remedy, self._taken) if part)
+
+
 @dataclass(slots=True)
 class _Given:
     """One operand as it was given: an array, a list or number without a dtype of its own, or a resident."""
@@ -162,13 +185,14 @@ def _common(op: str, main: list[_Given], cast: str | None) -> str:
     taken = dtypes_of(op)
     if common in taken:
         return common
+    blamed = next((operand for operand in main if operand.dtype not in (None, *taken)), main[0])
+    rest = f"{op} takes {', '.join(taken)}"
+    if blamed.resident is not None and blamed.dtype not in (None, *taken):
+        raise TypeError(f"{blamed.name}: {op} does not take {blamed.dtype}, as @{blamed.resident} is; {rest}")
     if cast is not None:
         return cast
-    blamed = next((operand for operand in main if operand.dtype not in (None, *taken)), main[0])
-    raise TypeError(
-        f"{blamed.name}: {op} does not take {common}; type {_conversion(blamed)}, or give the client "
-        f'cast="float32"; {op} takes {", ".join(taken)}'
-    )
+    made = "" if blamed.dtype in (None, common) else f", which {blamed.dtype} becomes beside the other"
+    raise DtypeNotTaken(f"{blamed.name}: {op} does not take {common}{made}", _conversion(blamed), rest)
 
 
 def _promote_weak(operand: _Given, common: str) -> str:
@@ -247,10 +271,8 @@ def _convert_secondary(operand: _Given, taken: tuple[str, ...], usual: str, cast
     dtype = operand.dtype or usual
     if dtype not in taken:
         if cast is None:
-            raise TypeError(
-                f"{operand.name}: {dtype} is not taken here; type {operand.name}.astype(np.{usual}), "
-                f'or give the client cast="float32"'
-            )
+            problem = f"{operand.name}: {dtype} is not taken here"
+            raise DtypeNotTaken(problem, f"{operand.name}.astype(np.{usual})")
         dtype = usual
     operand.array = _array_of(operand, dtype)
 

@@ -79,7 +79,13 @@ def test_common_dtypes(a: Any, b: Any, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("op", "operands", "message"),
     [
-        ("matmul", {"a": F32.astype(np.int64), "b": F32}, r"a: matmul does not take float64; type a\.astype"),
+        (
+            "matmul",
+            {"a": F32.astype(np.int64), "b": F32},
+            r"a: matmul does not take float64, which int64 becomes beside the other; type a\.astype",
+        ),
+        ("matmul", {"a": F32.astype(np.uint8), "b": F32.astype(np.int8)}, "take int16, which uint8 becomes beside"),
+        ("matmul", {"a": F32, "b": described("float64")}, r"b: matmul does not take float64, as @w is; matmul takes"),
         ("matmul", {"a": F32, "b": F32.astype(np.float64)}, r"b: matmul does not take float64; type b\.astype"),
         ("softmax", {"x": np.arange(3)}, r"x: softmax does not take int64"),
         ("softmax", {"x": torch.ones(3, dtype=torch.float64)}, r"type x\.float\(\)"),
