@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 
 from tilewire._arrays.dtypes import numpy_dtype
+from tilewire._arrays.operands import dtypes_of
 from tilewire._cli.session import (
     EXIT_FAILED,
     URL,
@@ -134,6 +135,8 @@ def bench(
             raise ValueError(f"--op: {op!r} is none of matmul, softmax, add")
         check_seconds("--seconds", seconds)
         name = dtype_of("--dtype", dtype)
+        if name not in dtypes_of(op):
+            raise ValueError(f"--dtype: {op} does not take {name}; it takes {', '.join(dtypes_of(op))}")
         load = Load(target, key, op, rows, columns, name, connections, seconds)  # type: ignore[arg-type]
         with _ended_by_sigterm():
             report = describe(load, measure(client, load))

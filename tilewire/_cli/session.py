@@ -17,8 +17,9 @@ from tilewire import _output
 from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Source
 from tilewire._arrays.host import HostArray, to_safetensors
+from tilewire._arrays.operands import DtypeNotTaken
 from tilewire._clients.client import Client
-from tilewire._errors import TilewireError
+from tilewire._errors import TilewireError, Unauthorized
 from tilewire._transport.wire import DEFAULT_URL
 from tilewire._types import Answer
 from tilewire._variables import KEY_VARIABLE, URL_VARIABLE
@@ -65,7 +66,10 @@ def reported(*, is_json: bool = False) -> Iterator[None]:
     try:
         yield
     except TilewireError as error:
-        fail(error.detail, EXIT_FAILED, is_json=is_json, status=error.status, request_id=error.request_id)
+        how = f"; type --key KEY, or set {KEY_VARIABLE}" if isinstance(error, Unauthorized) else ""
+        fail(error.detail + how, EXIT_FAILED, is_json=is_json, status=error.status, request_id=error.request_id)
+    except DtypeNotTaken as error:
+        fail(error.saying("type --cast float32"), EXIT_USAGE, is_json=is_json)
     except BrokenPipeError:
         # Who read the output has left: nobody is told.
         raise

@@ -208,6 +208,11 @@ def test_outputs_may_have_any_name_in_an_npz(tmp_path: Path) -> None:
         (("bench", "http://127.0.0.1:9", "--op", "conv"), 2, "--op: 'conv' is none of matmul, softmax, add"),
         (("bench", "http://127.0.0.1:9", "--seconds", "nan"), 2, "--seconds: nan is no length"),
         (("bench", "http://127.0.0.1:9", "--dtype", "flaot"), 2, "--dtype: 'flaot' is no dtype that can be sent"),
+        (
+            ("bench", "http://127.0.0.1:9", "--dtype", "float64"),
+            2,
+            "--dtype: matmul does not take float64; it takes fl",
+        ),
     ],
 )
 def test_errors_are_one_line(
@@ -222,6 +227,18 @@ def test_errors_are_one_line(
         as_json = run(*arguments, "--json")
         assert as_json.exit_code == status
         assert message in json.loads(as_json.stdout)["error"]
+
+
+def test_commands_say_what_to_type_in_a_shell(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X.astype(np.float64))
+    done = run("softmax", tmp_path / "x.npy")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "tilewire: x: softmax does not take float64; type --cast float32; softmax takes float16, bfloat16, float32\n",
+    )
+    server.refusals = [problem(401, "key: send one")]
+    done = run("ls")
+    assert (done.exit_code, done.stderr) == (1, "tilewire: key: send one; type --key KEY, or set TILEWIRE_KEY\n")
 
 
 def test_bench_has_a_bound_of_connections(run: Run) -> None:
