@@ -82,8 +82,8 @@ def rm(
         for name in names:
             try:
                 client.delete(name)
-            except BadRequest as error:
-                failures.append(error.detail)
+            except (BadRequest, ValueError) as error:
+                failures.append(str(error))
                 continue
             removed.append(name)
             if not is_json:

@@ -92,6 +92,10 @@ def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     run("put", tmp_path / "w.npy", "y2")
     half = run("rm", "nothing", "y2", "--json")
     assert json.loads(half.stdout) == {"error": "name: no tensor 'nothing'", "removed": ["y2"]}
+    half = run("rm", "no name", "w3", "y2")
+    assert (half.exit_code, half.stdout) == (1, "")
+    assert "'no name' cannot name a tensor; expected " in half.stderr
+    assert half.stderr.endswith("; name: no tensor 'w3'; name: no tensor 'y2'\n")
     nameless = run("put", tmp_path / "w.npy", "")
     assert (nameless.exit_code, nameless.stderr.count("\n")) == (2, 1)
     np.savez(tmp_path / "empty.npz")
