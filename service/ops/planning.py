@@ -53,7 +53,9 @@ def plan(op: AnyOp, operands: Mapping[str, TensorType], options: OpOptions, limi
     out_bytes = sum(out.nbytes for out in outputs)
     if out_bytes > limits.max_result_bytes:
         text = ", ".join(map(str, outputs))
-        raise BeyondLimit(f"{op.outputs[0]}: {text} is {out_bytes} bytes, over the limit of {limits.max_result_bytes}")
+        raise BeyondLimit(
+            f"{op.outputs[0]}: {text} is {out_bytes} bytes, over {limits.max_result_bytes}, --max-result-bytes"
+        )
     return Plan(outputs, flops, sum(operand.nbytes for operand in operands.values()) + out_bytes)
 
 

@@ -186,7 +186,8 @@ def test_the_quota_of_residents_is_507_and_nothing_is_evicted(start_server: Star
     with server.client() as client:
         assert client.put("/v1/tensors/a", content=to_npy(A)).status_code == 201
         assert client.put("/v1/tensors/b", content=to_npy(A)).status_code == 201
-        check_problem(client.put("/v1/tensors/c", content=to_npy(A)), 507, "c")
+        problem = check_problem(client.put("/v1/tensors/c", content=to_npy(A)), 507, "c")
+        assert problem["detail"].endswith(" exceed the quota of 100, --resident-bytes")
         check_problem(client.put("/v1/tensors/a", content=to_npy(np.zeros(25, np.float32))), 507, "a")
         response = client.post("/v1/matmul?store=@out", content=PRODUCT, headers=SAFETENSORS)
         check_problem(response, 507, "out")

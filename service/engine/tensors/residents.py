@@ -568,7 +568,7 @@ class Residents:
         if self.nbytes + more_bytes > self.quota_bytes:
             raise ResidentQuota(
                 f"{name}: {more_bytes} bytes more than the {self.nbytes} that are resident exceed the quota "
-                f"of {self.quota_bytes}"
+                f"of {self.quota_bytes}, --resident-bytes"
             )
 
     def _outdated_bytes(self, name: str) -> int:

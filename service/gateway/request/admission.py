@@ -176,7 +176,8 @@ class Leases:
             TooBusy: There is no room right now.
         """
         if nbytes > self._budget_bytes:
-            raise BodyTooLarge(f"the body's tensors exceed the limit by {nbytes - self._budget_bytes} bytes")
+            more = nbytes - self._budget_bytes
+            raise BodyTooLarge(f"body: its tensors exceed the limit, --max-body-bytes, by {more} bytes")
         self._budget_bytes -= nbytes
         self._check(nbytes)
         lease = self._held(self._room.take(nbytes, self._share, is_new=not self._leases))

@@ -72,14 +72,14 @@ async def receive_body(
     # Before, not after: a body that comes slowly holds its slot all the while.
     gateway.metrics.observe_load()
     if head.is_chunked:
-        lease = await _receive_chunked(context, leases, max_bytes, timeout_s, pad_bytes)
+        lease = await _receive_chunked(gateway, context, leases, max_bytes, pad_bytes)
         context.receive_s = time.perf_counter() - context.receive_began_s
         return lease
     declared = head.content_length
     if declared is None:
         raise LengthRequired("Content-Length: send it, or use chunked encoding")
     if declared > max_bytes:
-        raise BodyTooLarge(f"Content-Length: {declared} is over the limit of {max_bytes} bytes")
+        raise BodyTooLarge(f"Content-Length: {declared} is over {_limit(gateway, max_bytes)}")
     lease = leases.take_now(pad_bytes + declared, spare_bytes) or await leases.wait(pad_bytes + declared)
     slot = lease.view
     rest = context.stream.receive_into(slot[pad_bytes:] if pad_bytes else slot, timeout_s)
@@ -89,10 +89,15 @@ async def receive_body(
     return lease
 
 
+def _limit(gateway: Gateway, max_bytes: int) -> str:
+    setting = ", --max-body-bytes" if max_bytes == gateway.settings.max_body_bytes else ""
+    return f"the limit of {max_bytes} bytes{setting}"
+
+
 async def _receive_chunked(
-    context: RequestContext, leases: Leases, max_bytes: int, timeout_s: float, pad_bytes: int
+    gateway: Gateway, context: RequestContext, leases: Leases, max_bytes: int, pad_bytes: int
 ) -> Lease:
-    stream = context.stream
+    stream, timeout_s = context.stream, gateway.settings.body_timeout_s
     lease = await leases.wait(pad_bytes + min(FIRST_CHUNKED_BYTES, max_bytes))
     is_last = False
     while not is_last:
@@ -101,7 +106,7 @@ async def _receive_chunked(
             raise ClientGone(f"the client left after {context.received_bytes} bytes of its body")
         is_last = stream.is_complete
         if context.received_bytes > max_bytes:
-            raise BodyTooLarge(f"body: over the limit of {max_bytes} bytes")
+            raise BodyTooLarge(f"body: over {_limit(gateway, max_bytes)}")
         begin = pad_bytes + context.received_bytes - len(piece)
         lease = await append(lease, leases, piece, begin, pad_bytes + max_bytes)
     lease.shrink(pad_bytes + context.received_bytes)

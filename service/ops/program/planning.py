@@ -74,7 +74,8 @@ def plan_program(program: Program, types: Mapping[str, TensorType], limits: Limi
     offsets, workspace_bytes = place_values(program, values)
     if workspace_bytes > limits.max_result_bytes:
         raise BeyondLimit(
-            f"program: its values between the steps take {workspace_bytes} bytes, over the limit of {limits.max_result_bytes}"
+            f"program: its values between the steps take {workspace_bytes} bytes, "
+            f"over {limits.max_result_bytes}, --max-result-bytes"
         )
     return PlannedProgram(tuple(steps), values, offsets, workspace_bytes)
 

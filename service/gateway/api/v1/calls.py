@@ -104,7 +104,8 @@ class NativeCall(Call, frozen=True, kw_only=True):
             # A number takes more room than its bytes: the bound is on what must be formatted.
             if codec.is_text and kind.nbytes > self.max_json_bytes:
                 raise BodyTooLarge(
-                    f"{name}: {kind} is too large for JSON; the limit is {self.max_json_bytes} bytes, accept safetensors"
+                    f"{name}: {kind} is too large for JSON, over {self.max_json_bytes}, --max-json-bytes; "
+                    "accept safetensors"
                 )
         return encoder_for(codec, outputs)
 
@@ -145,6 +146,8 @@ async def read_tensors(
     """
     codec = codec_for_body(content_type, bytes(body.view[:SNIFF_BYTES]))
     if codec.is_text and body.nbytes > max_json_bytes:
-        raise BodyTooLarge(f"body: {body.nbytes} bytes of JSON; the limit is {max_json_bytes}, use safetensors")
+        raise BodyTooLarge(
+            f"body: {body.nbytes} bytes of JSON, over {max_json_bytes}, --max-json-bytes; use safetensors"
+        )
     work_bytes, decode = codec.work_bytes(body.view), partial(codec.decode, beside=beside)
     return codec, dict(await offload_with_room(work_bytes, leases, decode, body.view, body.offset))

@@ -160,7 +160,7 @@ class InferCall(ModelCall, frozen=True, kw_only=True):
         json_bytes = body_bytes if header_bytes is None else header_bytes
         if json_bytes is not None and json_bytes > max_bytes:
             raise BodyTooLarge(
-                f"body: {json_bytes} bytes of JSON; the limit is {max_bytes}, send tensors as binary data"
+                f"body: {json_bytes} bytes of JSON, over {max_bytes}, --max-json-bytes; send tensors as binary data"
             )
 
     async def read(self, op: AnyOp, body: Lease, leases: Leases) -> tuple[InferRequest, int | None]:
@@ -185,7 +185,7 @@ class InferCall(ModelCall, frozen=True, kw_only=True):
                 # A number takes more room as text than as bytes: the bound is on what must be formatted.
                 if kind.nbytes > max_bytes:
                     raise BodyTooLarge(
-                        f"{name}: {kind} is too large for JSON; the limit is {max_bytes} bytes, ask for binary_data"
+                        f"{name}: {kind} is too large for JSON, over {max_bytes}, --max-json-bytes; ask for binary_data"
                     )
                 check_elements({name: kind})
         named = {name: outputs[name] for name, wanted in request.outputs.items() if wanted.is_sent}
