@@ -17,7 +17,7 @@ from tilewire._transport.wire import Call, Reply, retry_after_s
 # Refused before anything was done.
 _REFUSED = 429
 _STATUSES = (_REFUSED, 503)
-_GONE, _MISMATCH = 404, 412
+_DONE, _GONE, _MISMATCH = 204, 404, 412
 _FIRST_WAIT_S = 0.25
 MAX_WAIT_S = 30.0
 
@@ -66,15 +66,17 @@ class Retries:
         """Returns what became of the call.
 
         A conditional change that is refused for its version may have been done by an earlier try, whose answer was lost:
-        then that try's outcome stands.
+        then that try's outcome stands. A plain deletion that finds nothing after a lost answer has nothing left to do.
 
         Args:
             outcome: Reply or error of the last try.
         """
-        if self._doubt is None or not self._call.is_conditional_change or not isinstance(outcome, Reply):
+        if self._doubt is None or not isinstance(outcome, Reply):
             return outcome
-        is_late = outcome.status == _MISMATCH or (outcome.status == _GONE and self._call.method == "DELETE")
-        return self._doubt if is_late else outcome
+        is_gone = outcome.status == _GONE and self._call.method == "DELETE"
+        if self._call.is_conditional_change:
+            return self._doubt if is_gone or outcome.status == _MISMATCH else outcome
+        return replace(outcome, status=_DONE) if is_gone and isinstance(self._doubt, ConnectionFailed) else outcome
 
     def next_call(self) -> Call:
         """Returns the call of the next try, with what is left of its deadline."""

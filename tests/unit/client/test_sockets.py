@@ -69,6 +69,16 @@ def test_a_result_in_the_place_of_an_operand_is_not_sent_again(settings: Any) ->
         client.softmax("@x", store="x")
 
 
+def test_a_deletion_whose_answer_was_lost_is_done() -> None:
+    gone = answers(reply(b"{}", "404 Not Found"))
+    with scripted(closes, gone) as url, tilewire.Client(url) as client:
+        client.delete("x")
+    # One that was refused has not been done: there was nothing to remove.
+    unavailable = answers(reply(b"{}", "503 Service Unavailable", "Retry-After: 0"))
+    with scripted(unavailable, gone) as url, tilewire.Client(url) as client, pytest.raises(tilewire.NotFound):
+        client.delete("x")
+
+
 @pytest.mark.parametrize("settings", [{}, {"transport": httpx.HTTPTransport()}])
 def test_it_is_sent_again_where_no_connection_came_about(settings: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
