@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -21,7 +21,16 @@ from tilewire._arrays.operands import DEFAULT_DTYPE, OPTIONAL_OPERANDS, dtypes_b
 from tilewire._clients.requests import Rules
 from tilewire._clients.tensors import TensorCalls
 from tilewire._names import tensor_name
-from tilewire._options import Activation, Metric, NormalizeKind, PointwiseFunction, Precision, ReduceKind
+from tilewire._options import (
+    Activation,
+    BinaryFunction,
+    Metric,
+    NormalizeKind,
+    PointwiseFunction,
+    Precision,
+    ReduceKind,
+    UnaryFunction,
+)
 from tilewire._programs.program import MAX_STEPS, InputSpec, Program, Step
 from tilewire._transport import wire
 from tilewire._types import Answer, Resident, TensorInfo, TopK
@@ -41,6 +50,7 @@ _OPERATORS: dict[Any, str] = {
     np.subtract: "__sub__",
     np.multiply: "__mul__",
     np.true_divide: "__truediv__",
+    np.power: "__pow__",
 }
 _REDUCTIONS: dict[Any, ReduceKind] = {
     np.sum: "sum",
@@ -53,6 +63,8 @@ _REDUCTIONS: dict[Any, ReduceKind] = {
 }
 _DIGEST_BYTES = 8
 _CONSTANT = re.compile(rf"c[0-9]+-[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+# Functions that have methods, besides those that are written out: `x.exp()`, `x.mul(y)`.
+_FUNCTIONS = (*get_args(UnaryFunction), *get_args(BinaryFunction))
 # Functions that a product applies by itself.
 _FUSED = ("relu", "gelu", "silu", "sigmoid", "tanh")
 
@@ -224,7 +236,8 @@ class _RecordedCalls(TensorCalls):
 class Traced:
     """A stand-in for an array while code is recorded.
 
-    An op that has no method here has the client's, with this value as the first operand: `x.add(y, alpha=2)`.
+    An op that has no method here has the client's, with this value as the first operand: `x.add(y, alpha=2)`. A function
+    of `pointwise` has one, too: `x.exp()`, `x.maximum(y)`.
 
     Attributes:
         name: Name of the value in the program.
@@ -379,6 +392,17 @@ class Traced:
     def __rtruediv__(self, other: Any) -> Traced:
         return self._recorder.step("pointwise", {"x": other, "y": self}, self.dtype, fn="div")
 
+    def __pow__(self, exponent: Any) -> Traced:
+        power = float(exponent) if isinstance(exponent, Real) else None
+        if power == 2:
+            return self.pointwise("mul", self)
+        if power in (0.5, -0.5):
+            return self.pointwise("sqrt" if power == 0.5 else "rsqrt")
+        raise TypeError(f"no op computes the power {exponent!r} in a program; those of 2, 0.5 and -0.5 are computed")
+
+    def __rpow__(self, base: Any) -> NoReturn:
+        raise TypeError(f"no op computes a power of {base!r} in a program; np.exp is computed")
+
     def __neg__(self) -> Traced:
         return self.pointwise("neg")
 
@@ -388,6 +412,8 @@ class Traced:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
+            if name in _FUNCTIONS:
+                return functools.partial(self.pointwise, name)
             if name not in DTYPES:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return functools.partial(getattr(_RecordedCalls(self._recorder), name), self)
@@ -408,6 +434,8 @@ class Traced:
         if method == "__call__" and not options:
             if ufunc in _UNARY:
                 return self.pointwise(_UNARY[ufunc])
+            if ufunc is np.square:
+                return self**2
             if ufunc in _BINARY and isinstance(inputs[0], Traced):
                 return self._extremum(_BINARY[ufunc], inputs[1])
             if ufunc in _BINARY:
@@ -422,6 +450,8 @@ class Traced:
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
         if function in _REDUCTIONS:
             return _reduction(function, *args, **options)
+        if function is np.clip:
+            return _clipped(*args, **options)
         raise TypeError(f"no op computes np.{function.__name__} in a program")
 
     def _affine(self, scale: float, shift: float) -> Traced:
@@ -463,6 +493,26 @@ def _reduction(function: Any, *args: Any, **options: Any) -> Traced:
         if name not in ("axis", "keepdims"):
             raise TypeError(f"np.{function.__name__}: no op computes {name}={argument!r} in a program")
     return value.reduce(_REDUCTIONS[function], **given)
+
+
+def _clipped(*args: Any, **options: Any) -> Traced:
+    """Records `np.clip`.
+
+    Raises:
+        TypeError: An argument that no op has.
+    """
+    given = inspect.signature(np.clip).bind(*args, **options).arguments
+    value = given.pop("a")
+    if not isinstance(value, Traced):
+        raise TypeError("np.clip: expected the recorded value as the first argument")
+    bounds: tuple[tuple[BinaryFunction, tuple[str, str]], ...]
+    bounds = (("maximum", ("a_min", "min")), ("minimum", ("a_max", "max")))
+    for fn, names in bounds:
+        for bound in [given.pop(name, None) for name in names]:
+            value = value if bound is None else value._extremum(fn, bound)
+    for name, argument in given.items():
+        raise TypeError(f"np.clip: no op computes {name}={argument!r} in a program")
+    return value
 
 
 def _spec(name: str, given: InputSpec | tuple[Any, Any]) -> InputSpec:

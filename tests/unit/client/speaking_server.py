@@ -264,6 +264,7 @@ def pointwise(inputs: dict[str, Array], query: dict[str, str]) -> Array:
         "relu": lambda: np.maximum(x, 0),
         "sigmoid": lambda: 1 / (1 + np.exp(-x)),
         "neg": lambda: -x,
+        "rsqrt": lambda: 1 / np.sqrt(x),
     }
     fn = named.get(query["fn"]) or (lambda: getattr(np, query["fn"])(x))
     return np.asarray(fn() * float(query.get("scale", "1")) + float(query.get("shift", "0")), x.dtype)

@@ -264,7 +264,15 @@ def reduced(x: Any) -> Any:
     return *norms, *sums, np.argmin(x, 0, None), np.argmax(x, keepdims=True)
 
 
-@pytest.mark.parametrize("function", [classify, layers, mixed, changed, several, reduced])
+def powers(x: Any) -> Any:
+    return x**2 + np.square(x), np.power(x * x + 1, 0.5), (x * x + 1) ** -0.5
+
+
+def clipped(x: Any) -> Any:
+    return np.clip(x, -0.5, 0.5), np.clip(x, None, 0.25), np.clip(x, 0, None)
+
+
+@pytest.mark.parametrize("function", [classify, layers, mixed, changed, several, reduced, powers, clipped])
 def test_recorded_code_computes_what_numpy_does(
     client: Any, server: SpeakingServer, function: Callable[[Any], Any]
 ) -> None:
@@ -327,6 +335,15 @@ def test_ops_without_a_method_of_their_own_are_the_clients(client: Any, server: 
         wait(client.trace(lambda x: x.delete("@w"), name="wrong", x=("float32", (-1, 6))))
 
 
+def test_functions_of_pointwise_are_methods(client: Any) -> None:
+    def net(x: Any) -> Any:
+        return x.abs().maximum(x).mul(x).exp(), x.tanh(scale=2)
+
+    first, second = wait(wait(client.trace(net, x=("float32", (-1, 6))))(x=X)).values()
+    np.testing.assert_allclose(first, np.exp(np.abs(X) * X), rtol=1e-4)
+    np.testing.assert_allclose(second, 2 * np.tanh(X), rtol=1e-4)
+
+
 def test_values_and_indices_come_as_from_the_op(client: Any, server: SpeakingServer) -> None:
     for function in (lambda x: x.softmax().topk(2), lambda x: (x @ client.tensors["w"]).search("@items", 2)):
         server.tensors["items"] = np.eye(3, dtype=np.float32)[:2]
@@ -386,6 +403,12 @@ def test_names_of_the_recorder_give_way(client: Any) -> None:
         (lambda x: {}, "expected it to return recorded values"),
         (lambda x: np.sin(x), "no op computes np.sin"),
         (lambda x: np.cumsum(x), "no op computes np.cumsum"),
+        (lambda x: x**3, "no op computes the power 3 in a program; those of 2, 0.5 and -0.5"),
+        (lambda x: x**x, "no op computes the power "),
+        (lambda x: 2**x, "no op computes a power of 2 in a program; np.exp is computed"),
+        (lambda x: np.power(2.0, x), "no op computes a power of 2.0 in a program"),
+        (lambda x: np.clip(np.zeros(6), x, 1), "np.clip: expected the recorded value as the first argument"),
+        (lambda x: np.clip(x, 0, 1, dtype="float16"), "np.clip: no op computes "),
         (lambda x: x + (x == 0), "no op compares"),
         (lambda x: x * (x != 0), "no op compares"),
         (lambda x: np.zeros(6) == x, "no op computes np.equal"),
