@@ -138,8 +138,9 @@ def _raise_ours_for(routes: Sequence[BaseRoute]) -> Callable[[Request, Exception
             methods = {method for route in routes if isinstance(route, Route) for method in route.methods or ()}
             return Response(status_code=HTTPStatus.NO_CONTENT, headers={"allow": ", ".join(sorted(methods))})
         if isinstance(error, HTTPException) and error.status_code == UnknownName.status:
-            if path.startswith("/v1/"):
-                raise UnknownName(f"op: no op {path.removeprefix('/v1/')[:64]!r}; there are {', '.join(OPS)}")
+            is_op, name = path.startswith("/v1/"), path.removeprefix("/v1/")
+            if is_op and "/" not in name:
+                raise UnknownName(f"op: no op {name[:64]!r}; there are {', '.join(OPS)}")
             raise UnknownName(f"path: there is nothing at {path!r}")
         if isinstance(error, HTTPException) and error.status_code == MethodNotAllowed.status:
             context_of(request.scope).allow = _methods_at(request.scope, routes)

@@ -192,6 +192,12 @@ def test_no_such_path_is_404(client: httpx.Client, path: str) -> None:
     check_problem(client.get(path), 404)
 
 
+@pytest.mark.parametrize("path", ["/v1/v1/matmul", "/v1/v1/tensors", "/v1/matmul/x"])
+def test_a_path_below_an_op_is_no_op(client: httpx.Client, path: str) -> None:
+    problem = check_problem(client.post(path, content=PRODUCT, headers=SAFETENSORS), 404, "path")
+    assert problem["detail"] == f"path: there is nothing at {path!r}"
+
+
 def test_errors_under_v2_have_the_protocols_form(client: httpx.Client) -> None:
     response = client.get("/v2/nothing")
     assert response.status_code == 404
