@@ -11,8 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
+import tilewire
 from tests.conftest import StartServer
 from tests.support.float64_oracle import random_array
+from tests.support.live_server import LiveServer
 from tests.support.problems import check_problem
 from tests.support.raw_http import RawConnection, head
 from tests.support.tensor_bodies import TYPES, decode, from_safetensors, to_npy, to_npz, to_safetensors
@@ -179,6 +181,17 @@ def test_an_input_twice_is_400(client: httpx.Client) -> None:
     client.put("/v1/tensors/contract/b", content=to_npy(B))
     response = client.post("/v1/matmul?b=@contract/b", content=PRODUCT, headers=SAFETENSORS)
     check_problem(response, 400, "b:")
+
+
+def test_a_refused_upload_of_the_client_is_named(server: LiveServer, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mixed.npz", x=A, labels=np.ones(2, np.uint8))
+    with tilewire.Client(server.url) as client:
+        with pytest.raises(tilewire.BadRequest, match=r"^tensor mixed/labels: dtype 'U8'"):
+            client.put_file(tmp_path / "mixed.npz")
+        # A name that no tensor of a safetensors header can have.
+        client.put("__metadata__", A).delete()
+        client.put("x" * 255, A).delete()
+        client.delete("mixed/x")
 
 
 def test_the_quota_of_residents_is_507_and_nothing_is_evicted(start_server: StartServer) -> None:

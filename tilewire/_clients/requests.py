@@ -108,9 +108,9 @@ class Rules:
             raise TypeError(f"array: {error}") from error
         given = {"placement": placement, "axis": axis}
         query = {field: str(value) for field, value in given.items() if value is not None}
-        call = replace(
-            _with_body(_tensor_call("PUT", name, if_match), {"tensor": host}), progress=progress, query=query
-        )
+        # For the server's words, which begin with the tensor's name in the body. No tensor there is called `__metadata__`.
+        body = {f"tensor {tensor_name(name)}": host}
+        call = replace(_with_body(_tensor_call("PUT", name, if_match), body), progress=progress, query=query)
         return Request(call, lambda reply, handle: handle(wire.parse_info(wire.parse_object(reply))))
 
     def needs_declaration(self, inputs: Mapping[str, Any]) -> bool:
