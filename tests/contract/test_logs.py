@@ -16,6 +16,7 @@ import pytest
 from tests.support.live_server import ROOT, LiveServer, serving
 from tests.support.raw_http import RawConnection, head
 from tests.support.tensor_bodies import to_npy, to_safetensors
+from tilewire.service.gateway.telemetry.metrics import FLUSH_S
 
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 OPERATIONS = (ROOT / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8")
@@ -77,6 +78,31 @@ def test_a_client_that_leaves_is_499(logging_server: LiveServer) -> None:
     with RawConnection(logging_server.connect()) as raw:
         raw.send(head("POST", "/v1/matmul", content_length="1000000", x_request_id="gone"), bytes(1000))
     assert line_of(logging_server, "gone")["status"] == 499
+
+
+def test_what_is_no_request_is_told_and_counted_under_the_id_of_its_answer(logging_server: LiveServer) -> None:
+    broken = {
+        "brew": (b"BREW /v1/matmul HTTP/1.1\r\nX-Request-Id: brew\r\n\r\n", "", None),
+        "twice": (
+            head("POST", "/v1/matmul", content_length="1", x_request_id="twice", transfer_encoding="chunked"),
+            "POST",
+            "matmul",
+        ),
+    }
+    for request_id, (sent, method, op) in broken.items():
+        with RawConnection(logging_server.connect()) as raw:
+            raw.send(sent)
+            answer = raw.answer()
+        assert answer.status == 400
+        assert answer.json()["request_id"] == request_id
+        line = line_of(logging_server, request_id)
+        assert (line["event"], line["method"], line["status"], line.get("op")) == ("request", method, 400, op)
+        assert line["sent_bytes"] == len(answer.body)
+    with logging_server.client() as client:
+        time.sleep(2 * FLUSH_S)
+        failures = {one["request_id"]: one for one in client.get("/v1/history").json()["failures"]}
+        assert failures["brew"]["reason"] == failures["twice"]["reason"] == "invalid_request"
+        assert 'tilewire_requests_total{code="400",op="matmul"} 1.0' in client.get("/metrics").text
 
 
 def test_the_callers_trace_is_logged(logging_server: LiveServer) -> None:

@@ -267,6 +267,10 @@ def test_connections_over_the_limit_are_answered_503(start_server: StartServer) 
         assert client.get("/healthz").status_code == 200
         first.send(MATMUL)
         check_product(first.answer().body)
+        first.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        figures = first.answer().body.decode()
+        assert 'tilewire_rejected_total{reason="unavailable"} 1.0' in figures
+        assert 'tilewire_requests_total{code="503",op="matmul"} 1.0' in figures
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import math
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Iterable
+from http import HTTPMethod
 from typing import Any
 
 import httptools
@@ -30,14 +31,16 @@ from tilewire.service.gateway.connection.limits import (
 from tilewire.service.gateway.connection.parser import RequestParser, check_head
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES, Receiver
 from tilewire.service.gateway.connection.stream import RequestStream
+from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import FindTarget
 from tilewire.service.gateway.request.context import STREAM, Gateway, RequestContext
 from tilewire.service.gateway.request.handle import handle
-from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, HeadKey, key_of, read_head, request_id_in
+from tilewire.service.gateway.request.head import MAX_CACHED_BYTES, Head, HeadKey, key_of, own_values_in, read_head
 from tilewire.service.gateway.request.response import connection_error
 
 # Method, target, version.
 REQUEST_LINE_WORDS = 3
+METHODS = frozenset(HTTPMethod)
 
 
 class TilewireProtocol(HttpToolsProtocol):
@@ -133,7 +136,7 @@ class TilewireProtocol(HttpToolsProtocol):
             if len(self.connections) > self.max_connections:
                 self.url = _target_of(chunk)
                 too_many = Unavailable(f"this gateway has {self.max_connections} connections, which is its limit")
-                self._refuse(too_many, _headers_of(chunk))
+                self._refuse(too_many, _method_of(chunk), _headers_of(chunk))
         if self.is_refused:
             return
         self._key = key
@@ -327,14 +330,30 @@ class TilewireProtocol(HttpToolsProtocol):
             # The body itself is broken: nobody waits for what it would have given.
             cycle.disconnected = True
             cycle.notify()
-        # Between two requests, they are those of the last one.
+        # Between two requests, they are those of the last one. Before its target is in, the parser's method is a guess.
         headers = [] if self._is_between else self.headers
-        self._refuse(InvalidRequest(f"request: {msg}"), headers)
+        method = "" if self._is_between or not self.url else self.parser.inner.get_method().decode("ascii")
+        self._refuse(InvalidRequest(f"request: {msg}"), method, headers)
 
-    def _refuse(self, error: TilewireError, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Answers an error that belongs to no request of the application, and closes; `headers` are those that were read."""
+    def _refuse(self, error: TilewireError, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Answers an error that belongs to no request of the application, and closes.
+
+        Args:
+            error: Error.
+            method: Method as far as it was read; empty before that.
+            headers: Headers that were read.
+        """
         self.is_refused = True
-        self.transport.write(connection_error(error, self.url, request_id_in(headers)))
+        path = urllib.parse.unquote(self.url.partition(b"?")[0].decode("latin-1"))
+        head = Head(method, path, b"", {}, frozenset(), None, is_chunked=False)
+        context = RequestContext(head, own_values_in(headers), RequestStream(self))
+        target = self.find_target(path) if method == "POST" else None
+        if target is not None:
+            context.op = target[1].name
+        self.transport.write(connection_error(context, error))
+        # A request whose body is broken is reported when it ends.
+        if self.gateway is not None and not self.is_busy:
+            report(self.gateway, context)
         self.linger()
 
     def linger(self) -> None:
@@ -437,10 +456,21 @@ async def _no_message(*_message: object) -> Any:
     raise AssertionError("This is a bug: bodies and answers go by the stream.")
 
 
+def _method_of(head: bytes) -> str:
+    """Method of an unread request, or nothing when its line is not whole or begins with none."""
+    method = _line_of(head)[0].decode("latin-1")
+    return method if method in METHODS else ""
+
+
 def _target_of(head: bytes) -> bytes:
     """Target of an unread request, or nothing when its line is not whole."""
+    return _line_of(head)[1]
+
+
+def _line_of(head: bytes) -> list[bytes]:
+    """Words of the request line of an unread request, or as many empty ones."""
     words = head[:MAX_HEAD_BYTES].partition(b"\r\n")[0].split(b" ")
-    return words[1] if len(words) == REQUEST_LINE_WORDS else b""
+    return words if len(words) == REQUEST_LINE_WORDS else [b""] * REQUEST_LINE_WORDS
 
 
 def _headers_of(head: bytes) -> list[tuple[bytes, bytes]]:

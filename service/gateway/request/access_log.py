@@ -91,7 +91,7 @@ def _spans(context: RequestContext, ended_s: float) -> tuple[Span, ...]:
     if context.receive_began_s:
         received = (_ns(context.receive_began_s), _ns(context.receive_began_s + context.receive_s))
     sent = (_ns(ended_s - context.send_s), ended_ns) if context.send_s else (0, 0)
-    whole = Span(f"{context.head.method} {context.route}".strip(), _ns(context.began_s), ended_ns)
+    whole = Span(f"{context.head.method} {context.route}".strip() or "HTTP", _ns(context.began_s), ended_ns)
     # What was measured is on the monotonic clock.
     to_unix_ns = time.time_ns() - time.perf_counter_ns()
     return shifted((whole, *stages_of(received, context.timings, sent)), to_unix_ns)
@@ -99,7 +99,7 @@ def _spans(context: RequestContext, ended_s: float) -> tuple[Span, ...]:
 
 def _attributes(context: RequestContext, code: int) -> dict[str, str | int]:
     attributes: dict[str, str | int | None] = {
-        "http.request.method": context.head.method,
+        "http.request.method": context.head.method or "_OTHER",
         "url.path": context.head.path,
         "http.route": context.route or None,
         "http.response.status_code": code,

@@ -182,10 +182,9 @@ def has_plain_lines(text: bytes) -> bool:
     return text.count(b"\n") == ends == text.count(b"\r")
 
 
-def request_id_in(raw_headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """As `request_id_of`, of headers that belong to no head, as far as they were parsed."""
-    found = [value.decode("latin-1").strip(_SPACE) for name, value in raw_headers if _OWN.get(name) == REQUEST_ID]
-    return request_id_of({REQUEST_ID: found[-1]}) if found else None
+def own_values_in(raw_headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """A request's own values by name, of headers that belong to no head, as far as they were parsed."""
+    return {_OWN[name]: value.decode("latin-1").strip(_SPACE) for name, value in raw_headers if name in _OWN}
 
 
 def request_id_of(own: Mapping[str, str]) -> str | None:

@@ -5,13 +5,11 @@ Owns the header lines, the form of errors and the moment at which slots go back.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 import structlog
@@ -142,15 +140,14 @@ def is_rest_small(context: RequestContext) -> bool:
     return is_small and not context.received_bytes
 
 
-def connection_error(error: TilewireError, url: bytes, given_id: str | None) -> bytes:
+def connection_error(context: RequestContext, error: TilewireError) -> bytes:
     """A whole answer to bytes that became no request, in the form of the path and with its id as far as they were read."""
-    request_id = given_id or os.urandom(16).hex()
-    path = unquote_to_bytes(url.partition(b"?")[0]).decode("latin-1")
-    body, content_type = _error_body(error, request_id, path)
+    body, content_type = _error_body(error, context.request_id, context.head.path)
+    context.status, context.failure, context.sent_bytes = error.status, error.code, len(body)
     retry = f"retry-after: {error.retry_after_s}\r\n" if error.retryable else ""
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: {content_type}\r\n"
-        f"content-length: {len(body)}\r\n{REQUEST_ID}: {request_id}\r\n{retry}connection: close\r\n\r\n"
+        f"content-length: {len(body)}\r\n{REQUEST_ID}: {context.request_id}\r\n{retry}connection: close\r\n\r\n"
     )
     return head.encode("ascii") + body
 
