@@ -1,12 +1,15 @@
-"""Reads how many cores and how much memory this process may use: the machine's, or its container's limits."""
+"""Reads how many cores, how much memory and how many descriptors this process may use: by machine, container or limits."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
+# Descriptors of a process for its own files and sockets.
+OWN_DESCRIPTORS = 128
 
 
 def num_cores(cgroup: Path = CGROUP) -> int:
@@ -36,3 +39,9 @@ def memory_bytes(cgroup: Path = CGROUP) -> int:
         with contextlib.suppress(OSError, ValueError):
             return min(machine, int((cgroup / limit).read_text()))
     return machine
+
+
+def num_descriptors() -> int:
+    """Descriptors that connections or tensors may hold. Where a process may have few, it keeps half of them for itself."""
+    allowed, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(allowed // 2, allowed - OWN_DESCRIPTORS)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from tilewire.service.config.machine import memory_bytes, num_cores
+from tilewire.service.config.machine import memory_bytes, num_cores, num_descriptors
 from tilewire.service.config.parsers import devices_of, keyless_of, origins_of
 from tilewire.service.config.process import (
     EngineSettings,
@@ -328,6 +328,11 @@ class Settings(BaseSettings):
         return self.num_gateways + (self.grpc_port is not None)
 
     @property
+    def num_connections(self) -> int:
+        """Most connections of a gateway: as set, or what the limit of open files leaves. Probes are answered above it."""
+        return min(self.max_connections, num_descriptors())
+
+    @property
     def num_arena_bytes(self) -> int:
         """Bytes of all arenas: as set, or by the memory that this process may use."""
         return self.arena_bytes or default_arena_bytes(memory_bytes())
@@ -371,6 +376,7 @@ class Settings(BaseSettings):
             engine_addresses=engine_addresses,
             grpc_address=grpc_address,
             segment_bytes=self.num_arena_bytes // self.num_arenas,
+            max_connections=self.num_connections,
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,
             allow_origin=origins_of(self.allow_origin),

@@ -68,6 +68,7 @@ class Supervisor:
             StartError: The port is taken, or an engine cannot start.
         """
         _raise_file_limit()
+        self._warn_of_few_files()
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,6 +88,16 @@ class Supervisor:
                 await self._spare.end()
             listener.close()
             return await self._drain(engines, gateways)
+
+    def _warn_of_few_files(self) -> None:
+        settings = self._settings
+        if settings.num_connections < settings.max_connections:
+            self._logger.warning(
+                "the limit of open files allows fewer connections than --max-connections",
+                connections=settings.num_connections,
+                max_connections=settings.max_connections,
+                remedy="raise the limit (ulimit -n)",
+            )
 
     def _on_signal(self, stopping: asyncio.Event) -> None:
         if stopping.is_set():

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -16,6 +17,7 @@ from tests.conftest import StartServer
 from tests.support.exposition import is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
 from tests.support.gateway_bench import GatewayBench, until
+from tests.support.live_server import serving
 from tests.support.product import BODY, MATMUL, check_product
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.repeated_scenes import play
@@ -271,6 +273,21 @@ def test_connections_over_the_limit_are_answered_503(start_server: StartServer) 
         figures = first.answer().body.decode()
         assert 'tilewire_rejected_total{reason="unavailable"} 1.0' in figures
         assert 'tilewire_requests_total{code="503",op="matmul"} 1.0' in figures
+
+
+@pytest.mark.slow
+def test_probes_are_answered_where_open_files_are_fewer_than_connections(tmp_path: Path) -> None:
+    log, flags = tmp_path / "log", ("--gateways", "1", "--arena-bytes", "16MiB")
+    with serving(log, *flags, before=("prlimit", "--nofile=200:200")) as server, contextlib.ExitStack() as stack:
+        for _ in range(140):
+            stack.enter_context(RawConnection(server.connect()))
+        for path, status in (("/healthz", 200), ("/readyz", 200), ("/v2", 503)):
+            with RawConnection(server.connect()) as connection:
+                connection.send(head("GET", path))
+                assert connection.answer().status == status
+    assert "the limit of open files allows fewer connections than --max-connections connections=100" in " ".join(
+        log.read_text().split()
+    )
 
 
 @pytest.mark.slow

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tilewire.service.config.machine import num_descriptors
 from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Part
 
-# Descriptors of a process that are neither host copies nor regions: sockets, files.
-OTHER_DESCRIPTORS = 128
 # The part of what is left that regions may have.
 REGIONS_SHARE = 8
 
@@ -78,9 +76,8 @@ def max_held(max_regions: int) -> tuple[int, int]:
     Args:
         max_regions: Number of regions that are enough.
     """
-    descriptors, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
-    both = min(max(descriptors // 2, descriptors - OTHER_DESCRIPTORS), mappings // 2)
+    both = min(num_descriptors(), mappings // 2)
     regions = min(max_regions, both // REGIONS_SHARE)
     return both - regions, regions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from tilewire.service.config.machine import memory_bytes, num_cores
+from tilewire.service.config.machine import OWN_DESCRIPTORS, memory_bytes, num_cores
 from tilewire.service.config.parsers import devices_of, keyless_of
 from tilewire.service.config.process import Inherited, TracingSettings
 from tilewire.service.config.settings import BUSY_POLL_S, Settings, default_arena_bytes
@@ -184,6 +185,17 @@ def test_memory_is_the_containers_limit_or_the_machines(tmp_path: Path, limit: s
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory/memory.limit_in_bytes").write_text(limit)
     assert memory_bytes(tmp_path) == (nbytes or machine)
+
+
+def test_connections_are_bounded_by_the_limit_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for open_files, connections in ((1024, 896), (200, 100), (hard, min(8192, hard - OWN_DESCRIPTORS))):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
+            assert Settings().num_connections == connections
+            assert Settings(max_connections=50).num_connections == 50
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
