@@ -22,7 +22,13 @@ T = TypeVar("T")
 
 
 class TlsError(Exception):
-    """A file that cannot be used; the message says which."""
+    """A file that cannot be used; the message says which.
+
+    Attributes:
+        is_of_clients: Whether it is that of the clients' authorities.
+    """
+
+    is_of_clients = False
 
 
 def make_context(tls: TlsSettings) -> ssl.SSLContext:
@@ -44,7 +50,9 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
         try:
             context.load_verify_locations(tls.client_ca)
         except (OSError, ssl.SSLError) as error:
-            raise TlsError(f"{tls.client_ca}: {_reason(error)}") from error
+            problem = TlsError(f"{tls.client_ca}: {_reason(error)}")
+            problem.is_of_clients = True
+            raise problem from error
     return context
 
 

@@ -52,7 +52,7 @@ def serve(**flags: object) -> None:
     try:
         preflight.check(settings, logger)
     except PreflightError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(f"{shown_name(error.setting, given, os.environ)}: {error}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
     supervisor = Supervisor(settings, logger, lambda url, engines: announce(logger, settings, url, engines))
     try:
@@ -84,8 +84,15 @@ def words_of(problem: ErrorDetails, given: Mapping[str, object], environment: Ma
     message = message.removeprefix(f"{name}: ")
     if problem["type"] == "int_parsing":
         message = f"{problem['input']!r} is no integer"
+    return f"{shown_name(name, given, environment)}: {message}"
+
+
+def shown_name(name: str, given: Mapping[str, object], environment: Mapping[str, str]) -> str:
+    """Returns the name by which a setting was set: its flag or its variable. What is no setting keeps its own."""
+    if name not in Settings.model_fields:
+        return name
     variable = next((key for key in environment if key.upper() == variable_name(name)), None)
-    return f"{flag_name(name) if name in given or variable is None else variable}: {message}"
+    return flag_name(name) if name in given or variable is None else variable
 
 
 def unknown_variables(environment: Iterable[str]) -> list[tuple[str, str]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 
 import structlog
 
 from tilewire._installing import how_to_install
 from tilewire._version import __version__
-from tilewire.service.config.process import TracingSettings
+from tilewire.service.config.process import TlsSettings, TracingSettings
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
 from tilewire.service.tls import TlsError, make_context
@@ -19,7 +20,15 @@ TRACING_MISSING = f"tracing needs packages that are missing: {how_to_install('ot
 
 
 class PreflightError(Exception):
-    """A setting that cannot work here; the message begins with its flag."""
+    """A setting that cannot work here.
+
+    Attributes:
+        setting: Its name, or that of a variable which a package reads.
+    """
+
+    def __init__(self, setting: str, message: str) -> None:
+        super().__init__(message)
+        self.setting = setting
 
 
 def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
@@ -30,14 +39,26 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
     """
     _check_keys(settings, logger)
     if settings.tls is not None:
-        try:
-            make_context(settings.tls)
-        except TlsError as error:
-            raise PreflightError(f"--tls-certificate: {error}") from error
+        _check_tls(settings, settings.tls)
     if settings.grpc_port is not None and not has_grpc():
-        raise PreflightError(f"--grpc-port: {GRPC_MISSING}")
+        raise PreflightError("grpc_port", GRPC_MISSING)
     if settings.tracing is not None:
         _check_tracing(settings, settings.tracing, logger)
+
+
+def _check_tls(settings: Settings, tls: TlsSettings) -> None:
+    """Opens each file, so that the one that is missing is named, and reads them together."""
+    for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+        path: Path | None = getattr(settings, name)
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise PreflightError(name, f"{path}: {error.strerror}") from error
+    try:
+        make_context(tls)
+    except TlsError as error:
+        raise PreflightError("tls_client_ca" if error.is_of_clients else "tls_certificate", str(error)) from error
 
 
 def has_grpc() -> bool:
@@ -54,12 +75,12 @@ def _check_tracing(settings: Settings, tracing: TracingSettings, logger: structl
         OtlpRecorder(tracing, __version__, 0).close()
     except ModuleNotFoundError:
         if settings.otlp_endpoint is not None:
-            raise PreflightError(f"--otlp-endpoint: {TRACING_MISSING}") from None
+            raise PreflightError("otlp_endpoint", TRACING_MISSING) from None
         logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is traced", reason=TRACING_MISSING)
     except Exception as error:
-        flag = "OTEL_EXPORTER_OTLP_ENDPOINT" if settings.otlp_endpoint is None else "--otlp-endpoint"
+        setting = "OTEL_EXPORTER_OTLP_ENDPOINT" if settings.otlp_endpoint is None else "otlp_endpoint"
         given = ", ".join(sorted(name for name in os.environ if name.startswith("OTEL_")))
-        raise PreflightError(f"{flag}: no spans can be sent: {error} (variables: {given or 'none'})") from error
+        raise PreflightError(setting, f"no spans can be sent: {error} (variables: {given or 'none'})") from error
 
 
 def _check_keys(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
@@ -69,7 +90,7 @@ def _check_keys(settings: Settings, logger: structlog.stdlib.BoundLogger) -> Non
     try:
         keys = read_keys(path)
     except KeysError as error:
-        raise PreflightError(f"--api-keys-file: {error}") from error
+        raise PreflightError("api_keys_file", str(error)) from error
     if is_readable_by_everyone(path):
         logger.warning("everyone may read the API keys' file", file=str(path), remedy="chmod o-r")
     if not keys:

@@ -353,13 +353,18 @@ def session_after(
         return sock.session, sock.session_reused
 
 
+SERVED = ("--tls-certificate", "{certificate}", "--tls-key", "{key}")
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
         (("--tls-certificate", "{certificate}"), "--tls-key"),
         (("--tls-certificate", "{key}", "--tls-key", "{key}"), "--tls-certificate"),
-        (("--tls-certificate", "{certificate}", "--tls-key", "{missing}"), "--tls-certificate"),
+        (("--tls-certificate", "{certificate}", "--tls-key", "{missing}"), "--tls-key: {missing}: No such file"),
         (("--tls-client-ca", "{authority}"), "--tls-client-ca"),
+        ((*SERVED, "--tls-client-ca", "{missing}"), "--tls-client-ca: {missing}: No such file"),
+        ((*SERVED, "--tls-client-ca", "{key}"), "--tls-client-ca: {key}: "),
     ],
 )
 def test_files_that_do_not_fit_are_refused_at_the_start(
@@ -369,7 +374,7 @@ def test_files_that_do_not_fit_are_refused_at_the_start(
     command = [*COMMAND, "--port", "0", *(flag.format(**paths) for flag in flags)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert named in done.stderr
+    assert named.format(**paths) in done.stderr
 
 
 def test_metrics_apart_are_plain_and_open(mutual: LiveServer) -> None:

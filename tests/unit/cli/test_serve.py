@@ -55,6 +55,7 @@ def test_the_command_says_both() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 2
     assert "did you mean TILEWIRE_PORT?" in done.stderr
+    assert "TILEWIRE_API_KEYS_FILE: /no/such/file: No such file" in done.stderr
     environment = {**os.environ, "TILEWIRE_PORT": "abc"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "TILEWIRE_PORT: 'abc' is no integer\n")
