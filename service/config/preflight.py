@@ -19,6 +19,10 @@ GRPC_MISSING = f"gRPC needs packages that are missing: {how_to_install('grpc')}"
 TRACING_MISSING = f"tracing needs packages that are missing: {how_to_install('otel')}"
 
 
+# Settings that name a folder, and the files there that are loaded before ready; empty for none.
+FOLDERS = {"tensors_dir": "*.safetensors", "programs_dir": "*.json", "store": ""}
+
+
 class PreflightError(Exception):
     """A setting that cannot work here.
 
@@ -37,6 +41,7 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
     Raises:
         PreflightError: Serving with these settings would fail, or would not do what they say.
     """
+    _check_folders(settings, logger)
     _check_keys(settings, logger)
     if settings.tls is not None:
         _check_tls(settings, settings.tls)
@@ -44,6 +49,22 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
         raise PreflightError("grpc_port", GRPC_MISSING)
     if settings.tracing is not None:
         _check_tracing(settings, settings.tracing, logger)
+
+
+def _check_folders(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Looks into each folder: an engine would say the same, seconds later, and not by which setting it has the folder."""
+    for name, pattern in FOLDERS.items():
+        folder: Path | None = getattr(settings, name)
+        if folder is None:
+            continue
+        try:
+            os.scandir(folder).close()
+        except OSError as error:
+            raise PreflightError(name, f"{folder}: {error.strerror}") from error
+        if pattern and not any(folder.glob(pattern)):
+            logger.warning("nothing is loaded from a folder", setting=name, folder=str(folder), missing=pattern)
+    if settings.store is not None and not os.access(settings.store, os.W_OK | os.X_OK):
+        logger.warning("the store cannot be written: changes will be 503", folder=str(settings.store))
 
 
 def _check_tls(settings: Settings, tls: TlsSettings) -> None:

@@ -509,5 +509,6 @@ def test_a_folder_that_is_not_there_ends_the_start(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1
-    assert b"nowhere" in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"--store: ")
+    assert b"nowhere: No such file or directory" in done.stderr

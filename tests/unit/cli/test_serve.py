@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from pydantic import ValidationError
 
 from tests.unit.client.scripted_server import closes, scripted
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire.service.cli.serve import remedy_of, unknown_variables, words_of
+from tilewire.service.config import preflight
 from tilewire.service.config.settings import Settings
 from tilewire.service.supervisor.listeners import StartError, bind
+
+LOGGER: structlog.stdlib.BoundLogger = structlog.get_logger("test")
 
 
 def words(given: dict[str, Any], environment: dict[str, str]) -> list[str]:
@@ -59,6 +64,32 @@ def test_the_command_says_both() -> None:
     environment = {**os.environ, "TILEWIRE_PORT": "abc"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "TILEWIRE_PORT: 'abc' is no integer\n")
+
+
+@pytest.mark.parametrize("name", ["tensors_dir", "programs_dir", "store"])
+def test_a_folder_that_cannot_be_read_is_refused_at_once(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path, reason in ((tmp_path / "none", "No such file or directory"), (file, "Not a directory")):
+        given: dict[str, Any] = {name: path}
+        with pytest.raises(preflight.PreflightError, match=f"{path}: {reason}") as raised:
+            preflight.check(Settings(**given), LOGGER)
+        assert raised.value.setting == name
+
+
+def test_a_folder_with_nothing_to_load_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preflight.check(Settings(tensors_dir=tmp_path, programs_dir=tmp_path, store=tmp_path), LOGGER)
+    told = capsys.readouterr().out.splitlines()
+    assert ["*.safetensors" in told[0], "*.json" in told[1], len(told)] == [True, True, 2]
+    (tmp_path / "w.safetensors").touch()
+    (tmp_path / "p.json").touch()
+    preflight.check(Settings(tensors_dir=tmp_path, programs_dir=tmp_path, store=tmp_path), LOGGER)
+    assert not capsys.readouterr().out
+
+
+def test_a_store_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    preflight.check(Settings(store=Path("/proc/self")), LOGGER)
+    assert "the store cannot be written: changes will be 503" in capsys.readouterr().out
 
 
 def taken(port: int) -> StartError:
