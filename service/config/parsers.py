@@ -21,6 +21,17 @@ def keyless_of(words: str) -> tuple[str, ...]:
     return parts
 
 
+def check_url(url: str) -> None:
+    """Checks the address of a server.
+
+    Raises:
+        ValueError: It has no scheme, or no host.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("expected a URL, such as http://localhost:4318")
+
+
 def origins_of(origins: str) -> tuple[str, ...]:
     """Reads an `--allow-origin` value.
 

@@ -10,6 +10,7 @@ import structlog
 
 from tilewire._installing import how_to_install
 from tilewire._version import __version__
+from tilewire.service.config.parsers import check_url
 from tilewire.service.config.process import TlsSettings, TracingSettings
 from tilewire.service.config.settings import Settings
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
@@ -89,17 +90,18 @@ def has_grpc() -> bool:
 
 def _check_tracing(settings: Settings, tracing: TracingSettings, logger: structlog.stdlib.BoundLogger) -> None:
     """Makes a recorder as each gateway will, and closes it: the packages read variables of their own at both of these lines."""
+    setting = "OTEL_EXPORTER_OTLP_ENDPOINT" if settings.otlp_endpoint is None else "otlp_endpoint"
     try:
         # Imported here and not above: the packages are an extra.
         from tilewire.service.gateway.telemetry.otlp import OtlpRecorder  # noqa: PLC0415
 
+        check_url(tracing.endpoint)
         OtlpRecorder(tracing, __version__, 0).close()
     except ModuleNotFoundError:
         if settings.otlp_endpoint is not None:
             raise PreflightError("otlp_endpoint", TRACING_MISSING) from None
         logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing is traced", reason=TRACING_MISSING)
     except Exception as error:
-        setting = "OTEL_EXPORTER_OTLP_ENDPOINT" if settings.otlp_endpoint is None else "otlp_endpoint"
         given = ", ".join(sorted(name for name in os.environ if name.startswith("OTEL_")))
         raise PreflightError(setting, f"no spans can be sent: {error} (variables: {given or 'none'})") from error
 

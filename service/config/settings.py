@@ -11,13 +11,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ByteSize, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tilewire.service.config.machine import memory_bytes, num_cores, num_descriptors
-from tilewire.service.config.parsers import devices_of, keyless_of, origins_of
+from tilewire.service.config.parsers import check_url, devices_of, keyless_of, origins_of
 from tilewire.service.config.process import (
     EngineSettings,
     GatewaySettings,
@@ -313,8 +312,8 @@ class Settings(BaseSettings):
     @field_validator("otlp_endpoint")
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
-        if value is not None and (urlsplit(value).scheme not in ("http", "https") or not urlsplit(value).hostname):
-            raise ValueError("expected a URL, such as http://localhost:4318")
+        if value is not None:
+            check_url(value)
         return value
 
     @property

@@ -179,6 +179,21 @@ def test_a_variable_that_cannot_be_is_refused_at_the_start(variable: str, value:
     assert "hidden" not in line
 
 
+@pytest.mark.parametrize("endpoint", ["localhost:4317", "grpc://localhost:4317", "http://"])
+def test_an_endpoint_of_the_environment_has_to_be_a_url(endpoint: str) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--port", "0", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint},
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("OTEL_EXPORTER_OTLP_ENDPOINT: no spans can be sent: expected a URL")
+
+
 @pytest.mark.slow
 def test_a_collector_that_is_gone_costs_no_request_and_no_clean_end(start_server: StartServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
