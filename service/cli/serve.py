@@ -23,7 +23,7 @@ from tilewire._version import __version__
 from tilewire.service.config import preflight
 from tilewire.service.config.preflight import PreflightError
 from tilewire.service.config.settings import Settings
-from tilewire.service.supervisor.listeners import PortTaken, StartError
+from tilewire.service.supervisor.listeners import AddressRefused, PortTaken, StartError
 from tilewire.service.supervisor.processes import Supervisor
 from tilewire.service.telemetry import log
 
@@ -110,12 +110,18 @@ def unknown_variables(environment: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def remedy_of(error: StartError, settings: Settings) -> str:
-    """Says what to do about a port that is taken; nothing for other errors."""
-    if not isinstance(error, PortTaken):
+    """Says what to do about an address that cannot be had; nothing for other errors."""
+    if not isinstance(error, AddressRefused):
         return ""
-    for flag, port in (("--metrics-port", settings.metrics_port), ("--grpc-port", settings.grpc_port)):
-        if error.port == port:
-            return f"; another program has it: choose another {flag}"
+    others = {
+        settings.metrics_port: ("--metrics-host", "--metrics-port"),
+        settings.grpc_port: ("--host", "--grpc-port"),
+    }
+    host_flag, port_flag = others.get(error.port, ("--host", "--port"))
+    if not isinstance(error, PortTaken):
+        return f"; look at {host_flag} and {port_flag}"
+    if port_flag != "--port":
+        return f"; another program has it: choose another {port_flag}"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
     url = f"http://{host}:{settings.port}"
     if is_tilewire(url):

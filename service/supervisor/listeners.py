@@ -20,8 +20,8 @@ class StartError(Exception):
     """The service cannot start; the message says why."""
 
 
-class PortTaken(StartError):
-    """Another process listens there.
+class AddressRefused(StartError):
+    """The system gives no socket for an address.
 
     Attributes:
         port: Number of the port.
@@ -30,6 +30,10 @@ class PortTaken(StartError):
     def __init__(self, message: str, port: int) -> None:
         super().__init__(message)
         self.port = port
+
+
+class PortTaken(AddressRefused):
+    """Another process listens there."""
 
 
 def bind(host: str, port: int, option: int = socket.SO_REUSEADDR) -> socket.socket:
@@ -50,7 +54,7 @@ def bind(host: str, port: int, option: int = socket.SO_REUSEADDR) -> socket.sock
         message = f"cannot listen on {host} port {port}: {error.strerror or error}"
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(message, port) from error
-        raise StartError(message) from error
+        raise AddressRefused(message, port) from error
     listener.setblocking(False)
     return listener
 

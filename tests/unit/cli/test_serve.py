@@ -129,7 +129,14 @@ def test_two_ports_cannot_be_one() -> None:
     assert Settings(port=0, metrics_port=0).port == 0
 
 
-def test_other_errors_have_no_remedy() -> None:
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "[::1]"])
+def test_an_address_that_cannot_be_had_is_blamed_on_its_flags(host: str) -> None:
     with pytest.raises(StartError) as raised:
-        bind("192.0.2.1", 1)
-    assert remedy_of(raised.value, Settings()) == ""
+        bind(host, 1)
+    assert remedy_of(raised.value, Settings(port=1)) == "; look at --host and --port"
+    assert remedy_of(raised.value, Settings(grpc_port=1)) == "; look at --host and --grpc-port"
+    assert remedy_of(raised.value, Settings(metrics_port=1)) == "; look at --metrics-host and --metrics-port"
+
+
+def test_other_errors_have_no_remedy() -> None:
+    assert remedy_of(StartError("engine-0 cannot start"), Settings()) == ""
