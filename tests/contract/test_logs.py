@@ -105,6 +105,19 @@ def test_what_is_no_request_is_told_and_counted_under_the_id_of_its_answer(loggi
         assert 'tilewire_requests_total{code="400",op="matmul"} 1.0' in client.get("/metrics").text
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/softmax"), ("PUT", "/v1/tensors/broken")])
+def test_a_body_that_breaks_the_protocol_is_told_as_it_was_answered(
+    logging_server: LiveServer, method: str, path: str
+) -> None:
+    request_id = f"broken-{method}"
+    with RawConnection(logging_server.connect()) as raw:
+        raw.send(head(method, path, transfer_encoding="chunked", x_request_id=request_id), b"5\r\n01234\r\nZZ\r\n")
+        answer = raw.answer()
+    assert answer.status == 400
+    line = line_of(logging_server, request_id)
+    assert (line["method"], line["path"], line["status"], line["sent_bytes"]) == (method, path, 400, len(answer.body))
+
+
 def test_the_callers_trace_is_logged(logging_server: LiveServer) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"x-request-id": "called", "traceparent": f"00-{trace}-00f067aa0ba902b7-01"}

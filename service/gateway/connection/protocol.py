@@ -327,9 +327,6 @@ class TilewireProtocol(HttpToolsProtocol):
                 # Its own answer comes behind those to the requests before it.
                 cycle.break_body(f"request: {msg}")
                 return
-            # The body itself is broken: nobody waits for what it would have given.
-            cycle.disconnected = True
-            cycle.notify()
         # Between two requests, they are those of the last one. Before its target is in, the parser's method is a guess.
         headers = [] if self._is_between else self.headers
         method = "" if self._is_between or not self.url else self.parser.inner.get_method().decode("ascii")
@@ -351,8 +348,11 @@ class TilewireProtocol(HttpToolsProtocol):
         if target is not None:
             context.op = target[1].name
         self.transport.write(connection_error(context, error))
-        # A request whose body is broken is reported when it ends.
-        if self.gateway is not None and not self.is_busy:
+        if self.cycle is not None and self.is_busy:
+            # Its body is broken: nobody waits for what it would have given, and it reports this answer when it ends.
+            self.cycle.refusal, self.cycle.disconnected = context, True
+            self.cycle.notify()
+        elif self.gateway is not None:
             report(self.gateway, context)
         self.linger()
 

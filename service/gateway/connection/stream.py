@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -19,6 +19,9 @@ from tilewire.service.gateway.connection.limits import FIRST_PROBE_S
 from tilewire.service.gateway.connection.receive import Connection
 from tilewire.service.gateway.connection.write import write_answer
 from tilewire.service.gateway.request.body import cut_short, stalled
+
+if TYPE_CHECKING:
+    from tilewire.service.gateway.request.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,9 @@ class RequestStream(Driven):
         content_length: Length of a body that bypasses the parser; None when the parser has it.
         unparsed: Bytes of such a body that have come, in memory that the next read uses again.
     """
+
+    # In the class: an assignment would be a part of what every request costs.
+    refusal: RequestContext | None = None
 
     def __init__(self, owner: Connection, content_length: int | None = None, unparsed: memoryview = _NOTHING) -> None:
         self._owner = owner

@@ -36,6 +36,9 @@ class RpcStream:
         is_cut: So it did before its answer was sent.
     """
 
+    # A broken message is the library's to refuse, before there is a stream.
+    refusal = None
+
     __slots__ = (
         "_answered",
         "_chunks",

@@ -23,6 +23,10 @@ SERVER_ERROR = 500
 def report(gateway: Gateway, context: RequestContext) -> None:
     """Counts a request that has ended, and hands it to the tracer and the log."""
     ended_s = time.perf_counter()
+    refusal = context.stream.refusal
+    if context.status is None and refusal is not None:
+        context.status, context.failure = refusal.status, refusal.failure
+        context.request_id, context.sent_bytes = refusal.request_id, refusal.sent_bytes
     code = context.status or ClientGone.status
     trace_id = context.trace.trace_id if context.trace is not None else None
     if gateway.recorder is not None and gateway.recorder.records(context.trace):

@@ -23,6 +23,7 @@ class AsgiStream:
 
     # ASGI does not tell what has left.
     is_cut = False
+    refusal = None
 
     def __init__(self, receive: Receive, send: Send, host: str = "") -> None:
         self.client_flow = flow_of_address(host)

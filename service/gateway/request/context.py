@@ -69,7 +69,11 @@ class Stream(Departure, Protocol):
         received_bytes: Bytes of the body that were received, also when it broke off.
         client_flow: Flow of the client's address.
         is_cut: The client left before all of its answer had, as far as the server can tell.
+        refusal: What the connection answered by itself, since the body broke the protocol; None for nothing.
     """
+
+    @property
+    def refusal(self) -> RequestContext | None: ...
 
     @property
     def is_cut(self) -> bool: ...
