@@ -17,7 +17,7 @@ import structlog
 from tilewire.service.config.process import EngineSettings, GatewaySettings
 from tilewire.service.ipc.link import Link
 from tilewire.service.supervisor import child
-from tilewire.service.telemetry.counters import Figures
+from tilewire.service.telemetry.counters import Figures, MetricSet
 from tilewire.service.telemetry.exposition import Exposition, Totals
 from tilewire.service.telemetry.history import History
 
@@ -104,6 +104,30 @@ class Spare:
             await spawned.process.wait()
 
 
+class Deaths:
+    """Counts the processes that died: figures of the supervisor's own. One that never gets ready has none that could say so."""
+
+    is_congested = False
+
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
+        self._metrics = MetricSet(self)
+        self._deaths = self._metrics.counter(
+            "tilewire_process_deaths_total",
+            "Processes of the service that died, and were to be started again.",
+            ("process",),
+        )
+
+    def send(self, figures: Figures) -> None:
+        """`MetricSet`'s call."""
+        self._totals.add("supervisor", figures)
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Counts deaths of a process; 0 for one that is about to be started for the first time."""
+        self._deaths.inc((name,), number)
+        self._metrics.flush()
+
+
 class Child:
     """One process of the service, over all its restarts.
 
@@ -113,6 +137,7 @@ class Child:
         make: Factory of its settings for a number of restarts, and whether one of those before was ready; their
             descriptors are open in the block.
         totals: Gets its figures.
+        deaths: Counts each of its deaths.
         exposition: Source of the text that it serves as `/metrics`.
         history: Source of the last minutes.
         logger: Gets its fate.
@@ -131,6 +156,7 @@ class Child:
         spare: Spare,
         make: Callable[[int, bool], AbstractContextManager[ChildSettings]],
         totals: Totals,
+        deaths: Deaths,
         exposition: Exposition,
         history: History,
         logger: Logger,
@@ -140,6 +166,7 @@ class Child:
         self._spare = spare
         self._make = make
         self._totals = totals
+        self._deaths = deaths
         self._exposition = exposition
         self._history = history
         self._replies: set[asyncio.Task[None]] = set()
@@ -157,6 +184,7 @@ class Child:
     async def run(self) -> int:
         """Runs it, again and again, until it is drained or cannot start. Returns its last exit status."""
         backoff_s, restarts = FIRST_BACKOFF_S, 0
+        self._deaths.count(self.name, 0)
         status = 0
         while not self._draining.is_set():
             began_s = time.monotonic()
@@ -168,6 +196,7 @@ class Child:
                 break
             lived_s = time.monotonic() - began_s
             backoff_s = FIRST_BACKOFF_S if lived_s > GOOD_LIFE_S else min(2 * backoff_s, LAST_BACKOFF_S)
+            self._deaths.count(self.name)
             self._logger.error("a process died", name=self.name, status=status, restart_in_s=backoff_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._draining.wait(), backoff_s)

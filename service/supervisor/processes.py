@@ -28,7 +28,7 @@ from tilewire.service.gateway.auth.quotas import page_bytes
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import create_board
 from tilewire.service.ipc.connection_counts import ConnectionCounts, create_counts
-from tilewire.service.supervisor.child_process import Child, Spare
+from tilewire.service.supervisor.child_process import Child, Deaths, Spare
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_first, listen_locally, reserve
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
@@ -110,7 +110,12 @@ class Supervisor:
         totals = Totals()
         self._history = history = History(totals)
         child = functools.partial(
-            Child, totals=totals, exposition=Exposition(totals), history=history, logger=self._logger
+            Child,
+            totals=totals,
+            deaths=Deaths(totals),
+            exposition=Exposition(totals),
+            history=history,
+            logger=self._logger,
         )
         addresses = []
         devices = devices_of(self._settings.device)

@@ -49,6 +49,7 @@ METRICS = {
     "tilewire_rejected": ("counter", {"reason"}),
     "tilewire_engine_up": ("gauge", {"device"}),
     "tilewire_engine_restarts": ("counter", {"device"}),
+    "tilewire_process_deaths": ("counter", {"process"}),
     "tilewire_build_info": ("gauge", {"version", "torch", "triton", "device_name", "backend"}),
 }
 

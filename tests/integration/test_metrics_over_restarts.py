@@ -80,6 +80,9 @@ def test_no_counter_goes_back_when_processes_are_replaced(start_server: StartSer
         assert settles(client, lambda now: total(now, "tilewire_in_flight_requests") == 0)
         now = scrape(client)
     assert total(now, "tilewire_engine_restarts_total") == 1
+    assert total(now, "tilewire_process_deaths_total", process="engine-0") == 1
+    assert total(now, "tilewire_process_deaths_total", process="gateway-0") == 1
+    assert now["tilewire_process_deaths_total", frozenset({("process", "gateway-1")})] == 0
     assert total(now, "tilewire_engine_up") == 1
     assert total(now, "tilewire_build_info") == 1
 
