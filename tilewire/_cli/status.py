@@ -67,7 +67,9 @@ def top(
 ) -> None:
     """Show live what a server does: requests, latency, batches, trouble first. Ctrl-C ends it."""
     console = Console()
-    with connected(metrics_url or url, key, is_json=is_json) as client:
+    # As the server's log and a scraper's settings have it, or without the path.
+    asked = url if metrics_url is None else metrics_url.removesuffix("/metrics")
+    with connected(asked, key, is_json=is_json) as client:
         check_seconds("--interval", interval_s)
         live = Live(console=console, transient=True) if console.is_terminal and not is_json else None
         before, began_s, looks = _samples(client), time.monotonic(), 0

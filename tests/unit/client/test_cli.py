@@ -370,6 +370,12 @@ def test_top(run: Run) -> None:
     assert sum("requests/s" in line and line.endswith(" MB/s") for line in shown) == 2
 
 
+@pytest.mark.parametrize("path", ["", "/metrics"])
+def test_top_takes_the_address_of_the_metrics_with_and_without_its_path(run: Run, url: str, path: str) -> None:
+    done = run("top", "-n", 1, "-i", 0.1, "--json", "--url", "http://127.0.0.1:1", "--metrics-url", f"{url}{path}")
+    assert document(done)["engines_up"] == 1
+
+
 def test_top_names_the_option_for_metrics_that_have_a_port_apart(run: Run, server: SpeakingServer) -> None:
     server.refusals = [problem(404, "path: there is nothing at '/metrics'")]
     done = run("top", "-n", 1, "-i", 0.1)
