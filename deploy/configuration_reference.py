@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from tilewire.service.cli.serve import default_text, flag_name, variable_name
-from tilewire.service.config.settings import Settings
+from tilewire.service.cli.serve import default_text, variable_name
+from tilewire.service.config.settings import Settings, flag_name
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 

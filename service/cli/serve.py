@@ -22,7 +22,7 @@ from tilewire._variables import CLIENT_VARIABLES
 from tilewire._version import __version__
 from tilewire.service.config import preflight
 from tilewire.service.config.preflight import PreflightError
-from tilewire.service.config.settings import Settings
+from tilewire.service.config.settings import Settings, flag_name
 from tilewire.service.supervisor.listeners import AddressRefused, PortTaken, StartError
 from tilewire.service.supervisor.processes import Supervisor
 from tilewire.service.telemetry import log
@@ -186,11 +186,6 @@ def placeholder(field: FieldInfo) -> str:
     words = [kind for kind in kinds if isinstance(kind, str)]
     named = {int: "integer", float: "number", Path: "path"}.get(kinds[0], "text")
     return f"<{'|'.join(words) or named}>"
-
-
-def flag_name(name: str) -> str:
-    """A setting's flag: `--max-body-bytes`."""
-    return f"--{name.replace('_', '-')}"
 
 
 def variable_name(name: str) -> str:

@@ -12,7 +12,7 @@ from tilewire._installing import how_to_install
 from tilewire._version import __version__
 from tilewire.service.config.parsers import check_url
 from tilewire.service.config.process import TlsSettings, TracingSettings
-from tilewire.service.config.settings import Settings
+from tilewire.service.config.settings import Settings, flag_name
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
 from tilewire.service.tls import TlsError, make_context
 
@@ -22,6 +22,18 @@ TRACING_MISSING = f"tracing needs packages that are missing: {how_to_install('ot
 
 # Settings that name a folder, and the files there that are loaded before ready; empty for none.
 FOLDERS = {"tensors_dir": "*.safetensors", "programs_dir": "*.json", "store": ""}
+
+
+# Settings that do nothing without another one.
+NEEDED = {
+    "store_check_s": "store",
+    "store_wait_bytes": "store",
+    "shared_memory_prefix": "allow_shared_memory",
+    "shared_memory_bytes": "allow_shared_memory",
+    "keyless": "api_keys_file",
+    "metrics_host": "metrics_port",
+    "trace_ratio": "otlp_endpoint",
+}
 
 
 class PreflightError(Exception):
@@ -42,6 +54,8 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
     Raises:
         PreflightError: Serving with these settings would fail, or would not do what they say.
     """
+    for name, needed in without_effect(settings):
+        logger.warning("a setting without effect", setting=flag_name(name), needs=flag_name(needed))
     _check_folders(settings, logger)
     _check_keys(settings, logger)
     if settings.tls is not None:
@@ -50,6 +64,17 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
         raise PreflightError("grpc_port", GRPC_MISSING)
     if settings.tracing is not None:
         _check_tracing(settings, settings.tracing, logger)
+
+
+def without_effect(settings: Settings) -> list[tuple[str, str]]:
+    """Lists the settings that were set and that nothing reads, each with the one that it needs."""
+    # A port of 0 is one, and the collector may be that of the environment.
+    there = {"metrics_port": settings.metrics_port is not None, "otlp_endpoint": settings.tracing is not None}
+    return [
+        (name, needed)
+        for name, needed in NEEDED.items()
+        if name in settings.model_fields_set and not there.get(needed, bool(getattr(settings, needed)))
+    ]
 
 
 def _check_folders(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
@@ -63,7 +88,9 @@ def _check_folders(settings: Settings, logger: structlog.stdlib.BoundLogger) -> 
         except OSError as error:
             raise PreflightError(name, f"{folder}: {error.strerror}") from error
         if pattern and not any(folder.glob(pattern)):
-            logger.warning("nothing is loaded from a folder", setting=name, folder=str(folder), missing=pattern)
+            logger.warning(
+                "nothing is loaded from a folder", setting=flag_name(name), folder=str(folder), missing=pattern
+            )
     if settings.store is not None and not os.access(settings.store, os.W_OK | os.X_OK):
         logger.warning("the store cannot be written: changes will be 503", folder=str(settings.store))
 

@@ -413,6 +413,11 @@ class Settings(BaseSettings):
         return LogSettings(level=self.log_level, format=self.log_format)
 
 
+def flag_name(name: str) -> str:
+    """A setting's flag: `--max-body-bytes`."""
+    return f"--{name.replace('_', '-')}"
+
+
 def default_arena_bytes(memory: int) -> int:
     """Bytes of all arenas on a machine with so many bytes of memory."""
     return max(min(memory // 16, MAX_DEFAULT_ARENA_BYTES), min(MIN_DEFAULT_ARENA_BYTES, memory // 4))

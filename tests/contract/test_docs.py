@@ -28,8 +28,8 @@ from tests.support.programs import find_program, free_port
 from tests.support.tls_server import make_certificates
 from tilewire._cli.commands import COMMANDS
 from tilewire._variables import CLIENT_VARIABLES
-from tilewire.service.cli.serve import flag_name, variable_name
-from tilewire.service.config.settings import Settings
+from tilewire.service.cli.serve import variable_name
+from tilewire.service.config.settings import Settings, flag_name
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import BY_CODE
 from tilewire.service.gateway.api.v2.header import read_header

@@ -92,6 +92,23 @@ def test_a_store_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[st
     assert "the store cannot be written: changes will be 503" in capsys.readouterr().out
 
 
+def test_a_setting_without_effect_is_told_with_the_one_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert preflight.without_effect(Settings()) == []
+    alone = Settings(shared_memory_prefix="x", metrics_host="::1", trace_ratio=0.1, store_check_s=3)
+    assert preflight.without_effect(alone) == [
+        ("store_check_s", "store"),
+        ("shared_memory_prefix", "allow_shared_memory"),
+        ("metrics_host", "metrics_port"),
+        ("trace_ratio", "otlp_endpoint"),
+    ]
+    assert preflight.without_effect(Settings(metrics_host="::1", metrics_port=0)) == []
+    monkeypatch.setenv("TILEWIRE_KEYLESS", "none")
+    assert preflight.without_effect(Settings()) == [("keyless", "api_keys_file")]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert preflight.without_effect(Settings(trace_ratio=0.1, keyless="docs", api_keys_file="x")) == []
+
+
 def taken(port: int) -> StartError:
     with pytest.raises(StartError) as raised:
         bind("127.0.0.1", port)
