@@ -331,6 +331,13 @@ def test_other_settings_roll_the_pods() -> None:
         ({"apiKeysSecret": "keys", "grpc": {"enabled": True, "port": 9090}}, "9090 is a port of the pod already"),
         ({"settings": {"TILEWIRE_GRPC_PORT": "9001"}}, "set grpc.enabled and grpc.port"),
         ({"settings": {"TILEWIRE_DRAIN_TIMEOUT_S": "soon"}}, "settings.TILEWIRE_DRAIN_TIMEOUT_S"),
+        (
+            {"settings": {"TILEWIRE_TLS_CERTIFICATE": "/tls.pem"}},
+            "settings.TILEWIRE_TLS_CERTIFICATE: the chart mounts no",
+        ),
+        ({"settings": {"TILEWIRE_API_KEYS_FILE": "/keys.toml"}}, "set apiKeysSecret instead"),
+        ({"settings": {"TILEWIRE_STORE": "/store"}}, "set store.enabled instead"),
+        ({"autoscaling": {"minReplicas": 9}}, "autoscaling.minReplicas: more than"),
     ],
 )
 def test_a_value_that_cannot_be_right_is_refused(wrong: dict[str, Any], named: str) -> None:
