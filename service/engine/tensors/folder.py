@@ -362,7 +362,8 @@ class StoreFolder:
 
     def _check_there(self) -> None:
         if not (self._path / MARK).exists():
-            raise OSError(errno.ENODEV, "the folder is gone, or its filesystem is not mounted")
+            reason = "the folder is gone, its filesystem is not mounted, or nobody who may write there has served it"
+            raise OSError(errno.ENODEV, reason)
 
     def _bucket(self, bucket: int) -> Path:
         return self._path / f"{bucket:02x}"
