@@ -291,6 +291,23 @@ def test_probes_are_answered_where_open_files_are_fewer_than_connections(tmp_pat
 
 
 @pytest.mark.slow
+def test_connections_above_the_limit_that_ask_for_nothing_are_closed(tmp_path: Path) -> None:
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB", "--max-connections", "10")
+    with (
+        serving(tmp_path / "log", *flags, before=("prlimit", "--nofile=100:100")) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        # More than there are descriptors: they would leave none for an orchestrator.
+        silent = [stack.enter_context(RawConnection(server.connect())) for _ in range(100)]
+        with RawConnection(server.connect()) as connection:
+            connection.send(head("GET", "/healthz"))
+            assert connection.answer().status == 200
+        assert silent[-1].is_closed()
+        silent[0].send(MATMUL)
+        check_product(silent[0].answer().body)
+
+
+@pytest.mark.slow
 def test_an_idle_client_that_never_sends_is_closed(shared_server: StartServer) -> None:
     server = shared_server(*NARROW)
     with RawConnection(server.connect()) as connection:

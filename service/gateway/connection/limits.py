@@ -21,6 +21,8 @@ from tilewire.service.gateway.request.body import LINGER_S, stalled, too_slow
 
 # Time in which an idle connection may still send a request once the gateway drains, in seconds.
 DRAIN_GRACE_S = 0.5
+# Longest time without a request of a connection above the limit, in seconds: a probe asks at once, and others hold descriptors.
+EXCESS_IDLE_S = 1
 # Request line and headers together, and trailers together, in bytes; httptools has no bound of its own.
 MAX_HEAD_BYTES = 2**16
 # Beside its name and its value, a line of either has a colon, a space and its end.

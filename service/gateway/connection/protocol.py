@@ -23,6 +23,7 @@ from tilewire.service.errors import InvalidRequest, TilewireError, Unavailable
 from tilewire.service.gateway.auth.flows import flow_of_address
 from tilewire.service.gateway.connection.limits import (
     DRAIN_GRACE_S,
+    EXCESS_IDLE_S,
     LINE_BYTES,
     MAX_HEAD_BYTES,
     PROBES,
@@ -97,6 +98,8 @@ class TilewireProtocol(HttpToolsProtocol):
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append  # type: ignore[method-assign, assignment]
         self._is_excess = len(self.connections) > self.max_connections
+        if self._is_excess:
+            self.timeout_keep_alive = min(self.timeout_keep_alive, EXCESS_IDLE_S)
         self._limits = Limits(self)
         self.parser = RequestParser(self)
 
@@ -131,7 +134,7 @@ class TilewireProtocol(HttpToolsProtocol):
                 return
         chunk = bytes(data[:nbytes])
         if self._is_excess and not chunk.startswith(PROBES):
-            self._is_excess = False
+            self._is_excess, self.timeout_keep_alive = False, self.config.timeout_keep_alive
             # Others may have left while this one was idle, or were probes of its health.
             if len(self.connections) > self.max_connections:
                 self.url = _target_of(chunk)
