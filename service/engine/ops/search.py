@@ -61,7 +61,8 @@ class EngineSearch(EngineOp[SearchOptions]):
         b = inputs["b"]
         if options.metric == "cosine":
             norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
-            return lambda a: _products(a * _inverse_norms(a).unsqueeze(-1), b) * norms
+            # Behind the product, which float64 rounds little: the cosine of orthogonal integers is 0 wherever the item lies.
+            return lambda a: _products(a.double(), b).mul_(_inverse_norms(a).unsqueeze(-1)).mul_(norms)
         if options.metric == "l2":
             centre = self._norms_of(inputs, "centre", lambda: _centre(b))
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))

@@ -117,6 +117,15 @@ def test_nan_comes_after_every_number_and_zero_vectors_have_cosine_zero(bench: O
     assert (values.tolist(), indices.tolist()) == ([[0, 0]], [[0, 1]])
 
 
+def test_orthogonal_integers_have_cosine_zero_wherever_they_lie(bench: OpBench) -> None:
+    # Divided by the length of the query first, their sum is no more 0, and depends on the order of its terms.
+    a = torch.tensor([[6.0, 1, 5, 0], [5, 4, 1, 0], [6, 2, 3, 1], [7, 3, 3, 1]])
+    b = torch.tensor([[1.0, -1, -1, -1]]).repeat(301, 1)
+    values, indices = bench.run("search", {"a": a, "b": b}, k=301, metric="cosine")
+    assert not values.any()
+    assert torch.equal(indices, torch.arange(301).expand(4, -1))
+
+
 def test_a_squared_distance_is_never_negative(bench: OpBench) -> None:
     x = torch.randn(64, 100, generator=torch.Generator().manual_seed(0)) * 1000
     values, _ = bench.run("search", {"a": x, "b": x}, k=5, metric="l2")
