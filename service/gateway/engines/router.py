@@ -376,6 +376,15 @@ class Engines:
             self._directory.learn(reply.tensors[0], mark, index)
         return reply
 
+    async def check_held(self, info: TensorInfo) -> None:
+        """Checks that a resident which one engine has described is lost on no other.
+
+        Raises:
+            Lost: An engine failed to bring its part back.
+        """
+        if info.axis:
+            await self._shards.check_parts(info)
+
     async def register_region(self, region: RegionInfo) -> None:
         """Makes a client's shared memory usable on every engine.
 

@@ -143,6 +143,18 @@ class Shards:
             return Done(0, Timings())
         return Stale(0, (info,))
 
+    async def check_parts(self, info: TensorInfo) -> None:
+        """Checks that no engine has lost its part; one that is restarting may yet bring it.
+
+        Raises:
+            Lost: An engine failed to bring its part back.
+        """
+        ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
+        checks = (self._catch_up(index, Pinned(info, 0)) for index in ready)
+        for outcome in await asyncio.gather(*checks, return_exceptions=True):
+            if isinstance(outcome, Lost) or (outcome is not None and not isinstance(outcome, TilewireError)):
+                raise outcome
+
     async def compute(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale | None:
         """Runs a job on all engines.
 

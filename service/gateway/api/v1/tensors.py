@@ -56,6 +56,7 @@ def router(gateway: Gateway) -> APIRouter:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         head = context_of(request.scope).head
         info = await gateway.engines.describe(name, match=match_of(head))
+        await gateway.engines.check_held(info)
         if _is_known(head, info):
             return Response(status_code=304, headers=_headers(info))
         content_type = None

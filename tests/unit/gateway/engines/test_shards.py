@@ -24,8 +24,10 @@ from tilewire.service.errors import (
     InvalidRequest,
     Lost,
     ResidentQuota,
+    TilewireError,
     TooBusy,
     Unavailable,
+    UnknownName,
 )
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import Reply
@@ -205,6 +207,32 @@ def test_a_part_that_did_not_come_back_is_lost() -> None:
         with pytest.raises(Lost) as caught:
             await task
         assert caught.value.detail == lost.detail
+
+    asyncio.run(run())
+
+
+def test_a_description_of_a_tensor_without_one_of_its_parts_is_lost() -> None:
+    async def run() -> None:
+        scene = Sharded()
+        await scene.learn(sharded(7))
+
+        async def check(last: Reply | TilewireError) -> None:
+            task = asyncio.ensure_future(scene.router.check_held(sharded(7)))
+            for engine, reply in zip(scene.engines, (Tensors(0, (sharded(7),)),) * 2 + (last,), strict=True):
+                assert await answer(engine, reply) == DescribeTensor(0, W, 7)
+            await task
+
+        await check(Tensors(0, (sharded(7),)))
+        # Deleted meanwhile, or its engine dies.
+        await check(UnknownName("name: it is no more"))
+        await check(Unavailable("the engine is restarting"))
+        with pytest.raises(Lost, match="write it again"):
+            await check(Lost(f"name: resident tensor {W!r} was lost with the engine; write it again"))
+        scene.engines[2].welcome = None
+        task = asyncio.ensure_future(scene.router.check_held(sharded(7)))
+        for engine in scene.engines[:2]:
+            await answer(engine, Tensors(0, (sharded(7),)))
+        await task
 
     asyncio.run(run())
 
