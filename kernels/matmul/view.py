@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tilewire.kernels.matmul.configs import Problem
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
+from tilewire.kernels.runtime.rows import MAX_COUNT
 from tilewire.kernels.runtime.strides import Extent, broadcast_strides, collapse
 
 Strides = tuple[int, int, int, int]
@@ -64,12 +65,12 @@ def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool) -> View |
 
 
 def _fold(view: View) -> View:
-    """One taller product where every batch entry uses the same `b` and the rows follow one another."""
+    """One taller product where every batch entry uses the same `b`, and the rows follow one another and are not too many."""
     outer, inner = view.batch
     step_a = view.a[2] if view.m > 1 else view.a[1]
     step_out = view.out[2] if view.m > 1 else view.out[1]
     follows = view.a[1] == view.m * step_a and view.out[1] == view.m * step_out
-    if outer > 1 or inner == 1 or view.b[1] != 0 or not follows:
+    if outer > 1 or inner == 1 or view.b[1] != 0 or not follows or inner * view.m > MAX_COUNT:
         return view
     of_a, of_out = (0, 0, step_a, view.a[3]), (0, 0, step_out, view.out[3])
     return View(inner * view.m, view.n, view.k, (1, 1), of_a, view.b, of_out)

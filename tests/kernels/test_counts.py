@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from tilewire.kernels.matmul.op import matmul
+from tilewire.kernels.matmul.view import view_of
 from tilewire.kernels.normalize.op import normalize
 from tilewire.kernels.reduce.op import reduce
 from tilewire.kernels.runtime.rows import MAX_COUNT
+from tilewire.kernels.runtime.strides import Extent
 from tilewire.kernels.search.op import search
 from tilewire.kernels.softmax.op import softmax
 from tilewire.kernels.topk.op import topk
@@ -42,3 +44,16 @@ def test_the_service_refuses_what_kernels_do() -> None:
 def test_too_many(call, named) -> None:
     with pytest.raises(ValueError, match=named):
         call()
+
+
+@pytest.mark.parametrize(("entries", "view"), [(2**14, (2**30, (1, 1))), (2**14 + 1, (2**16, (1, 2**14 + 1)))])
+def test_entries_of_a_batch_are_rows_of_one_product_as_far_as_kernels_count_them(entries, view) -> None:
+    m, n, k = 2**16, 2, 1
+    a, b, out = (
+        Extent((entries, m, k), (m * k, k, 1)),
+        Extent((k, n), (n, 1)),
+        Extent((entries, m, n), (m * n, n, 1)),
+    )
+    walked = view_of(a, b, out, is_row_scaled=False)
+    assert walked is not None
+    assert (walked.m, walked.batch) == view
