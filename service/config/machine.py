@@ -41,7 +41,11 @@ def memory_bytes(cgroup: Path = CGROUP) -> int:
     return machine
 
 
-def num_descriptors() -> int:
-    """Descriptors that connections or tensors may hold. Where a process may have few, it keeps half of them for itself."""
-    allowed, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def num_descriptors(num_files: int = 0) -> int:
+    """Descriptors that connections or tensors may hold. Where a process may have few, it keeps half of them for itself.
+
+    Args:
+        num_files: Number of files that it holds open beside its own.
+    """
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - num_files
     return max(allowed // 2, allowed - OWN_DESCRIPTORS)

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from tilewire.service.ops.op import Limits
-from tilewire.service.supervisor.handover import Handover
+from tilewire.service.supervisor.handover import Handover, OpenFile
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -138,8 +138,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_ms: float
     max_queue_delay_us: float
     busy_poll_s: float
-    tensors_dir: str | None
-    programs_dir: str | None
+    files: tuple[OpenFile, ...]
     store: str | None
     store_check_s: float
     store_wait_bytes: int
@@ -158,7 +157,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors in it."""
-        return tuple(fd for fd in (self.listen_fd, self.vault_fd, self.board_fd, *self.kept.fds) if fd >= 0)
+        own = self.listen_fd, self.vault_fd, self.board_fd, *(one.fd for one in self.files)
+        return tuple(fd for fd in (*own, *self.kept.fds) if fd >= 0)
 
     def moved(self, to: Mapping[int, int]) -> EngineSettings:
         """Returns the same settings with this process's numbers of their descriptors."""
@@ -167,5 +167,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             listen_fd=to[self.listen_fd],
             vault_fd=to[self.vault_fd],
             board_fd=to[self.board_fd],
+            files=tuple(msgspec.structs.replace(one, fd=to[one.fd]) for one in self.files),
             kept=self.kept.moved(to),
         )

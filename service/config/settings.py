@@ -28,7 +28,7 @@ from tilewire.service.config.process import (
     TracingSettings,
 )
 from tilewire.service.ops.op import Limits
-from tilewire.service.supervisor.handover import Handover
+from tilewire.service.supervisor.handover import Handover, OpenFile
 
 # Plain bytes, or with a unit: 512MiB, 2GB.
 Bytes = Annotated[int, BeforeValidator(lambda value: int(TypeAdapter(ByteSize).validate_python(value)))]
@@ -382,7 +382,15 @@ class Settings(BaseSettings):
         )
 
     def engine(
-        self, index: int, listen_fd: int, vault_fd: int, board_fd: int, restarts: int, was_ready: bool, kept: Handover
+        self,
+        index: int,
+        listen_fd: int,
+        vault_fd: int,
+        board_fd: int,
+        restarts: int,
+        was_ready: bool,
+        kept: Handover,
+        files: tuple[OpenFile, ...] = (),
     ) -> EngineSettings:
         """The slice that engine `index` gets. One after an engine that `was_ready` does not try its kernels again."""
         return self._slice(
@@ -396,6 +404,7 @@ class Settings(BaseSettings):
             board_fd=board_fd,
             restarts=restarts,
             kept=kept,
+            files=files,
             shared_memory_prefix=self.shared_memory_prefix or "",
         )
 

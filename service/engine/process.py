@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -41,7 +42,7 @@ from tilewire.service.engine.loop.warmup import check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import check_registries
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.files import TensorsDirError, files_of, load_program, load_tensors
+from tilewire.service.engine.tensors.files import TensorsDirError, load_file
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_mappings import HostMappings, Mappings
 from tilewire.service.engine.tensors.read_through import ReadThrough
@@ -152,18 +153,11 @@ def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.
     """
     residents = store.residents
     leaving_out = contextlib.nullcontext if not settings.restarts else lambda: _leaving_out(logger)
-    for folder, setting, suffix, load in (
-        (settings.tensors_dir, "tensors_dir", ".safetensors", load_tensors),
-        (settings.programs_dir, "programs_dir", ".json", load_program),
-    ):
-        paths: list[Path] = []
-        if folder is not None:
-            with leaving_out():
-                paths = files_of(Path(folder), setting, suffix)
-        for path in paths:
-            report("residents", len(residents), 0)
-            with leaving_out():
-                load(residents, path, store.transfers.run)
+    for file in settings.files:
+        report("residents", len(residents), 0)
+        with leaving_out():
+            load_file(residents, file, store.transfers.run)
+        os.close(file.fd)
     # First what no other device has.
     own = {kept.name for kept in settings.kept.tensors if kept.info is not None and settings.index in kept.info.engines}
     for kept in sorted(settings.kept.tensors, key=lambda kept: kept.name not in own):
@@ -249,7 +243,7 @@ def open_tensors(
         CannotStart: The folder of `--store` cannot be read.
     """
     vault = VaultWriter(settings.vault_fd, settings.index)
-    max_copies, max_regions = max_held(MAX_REGIONS)
+    max_copies, max_regions = max_held(MAX_REGIONS, len(settings.files))
     residents = Residents(
         backend,
         settings.resident_bytes,

@@ -1,6 +1,6 @@
-"""Describes what a new engine takes over: resident tensors and clients' regions, each with a descriptor.
+"""Describes what a new engine takes over: files, resident tensors and clients' regions, each with a descriptor.
 
-Part of `EngineSettings`; the vault fills it.
+Part of `EngineSettings`; the vault fills the `Handover`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,26 @@ from collections.abc import Mapping
 import msgspec
 
 from tilewire.service.ipc.messages import RegionInfo, TensorInfo
+
+
+class OpenFile(msgspec.Struct, frozen=True):
+    """File of `--tensors-dir` or `--programs-dir` as it was when the service started, whatever has its name by now.
+
+    Attributes:
+        setting: Name of the setting of its folder.
+        name: Name of the file.
+        fd: Descriptor.
+        changed_s: Unix time of the inode's last change.
+        nbytes: Size.
+        written_ns: Unix time of the content's last change, in nanoseconds.
+    """
+
+    setting: str
+    name: str
+    fd: int
+    changed_s: float
+    nbytes: int
+    written_ns: int
 
 
 class Kept(msgspec.Struct, frozen=True, tag="tensor"):

@@ -29,6 +29,7 @@ from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.board import create_board
 from tilewire.service.ipc.connection_counts import ConnectionCounts, create_counts
 from tilewire.service.supervisor.child_process import Child, Deaths, Spare
+from tilewire.service.supervisor.files import open_files
 from tilewire.service.supervisor.listeners import StartError, address_of, bind, bind_first, listen_locally, reserve
 from tilewire.service.supervisor.vault import VaultFeed, VaultReader
 from tilewire.service.telemetry.exposition import Exposition, Totals
@@ -65,7 +66,7 @@ class Supervisor:
             The exit status: 0 when every accepted request was answered within the drain time-out.
 
         Raises:
-            StartError: The port is taken, or an engine cannot start.
+            StartError: The port is taken, a file cannot be opened, or an engine cannot start.
         """
         _raise_file_limit()
         self._warn_of_few_files()
@@ -78,6 +79,7 @@ class Supervisor:
             loop.add_signal_handler(signal.SIGHUP, stopping.set)
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(await bind_first(self._settings.host, self._settings.port, self._logger))
+            self._files = open_files(self._settings, stack)
             self._start_children(listener, await self._reserve_grpc(stack), stack)
             engines = [asyncio.create_task(engine.run()) for engine in self._engines]
             gateways = [asyncio.create_task(gateway.run()) for gateway in self._gateways]
@@ -182,7 +184,7 @@ class Supervisor:
             feed.clear()
             with self._vault.handover(index) as kept:
                 fds = (door.fileno(), theirs.fileno(), self._board)
-                yield self._settings.engine(index, *fds, restarts, was_ready, kept)
+                yield self._settings.engine(index, *fds, restarts, was_ready, kept, self._files)
 
         return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -47,20 +48,76 @@ def test_a_file_that_went_bad_is_left_out_at_a_restart(start_server: StartServer
     assert "a.safetensors" in server.log.read_text()
 
 
+def replace(path: Path, content: bytes) -> None:
+    path.with_suffix(".new").write_bytes(content)
+    path.with_suffix(".new").rename(path)
+
+
+def restart_one_of_two(server: LiveServer, client: httpx.Client) -> None:
+    num_starts = server.log.read_text().count("name=engine-")
+    os.kill(server.engines()[0], signal.SIGKILL)
+    end_s = time.monotonic() + START_TIMEOUT_S
+    # A death and a start.
+    while server.log.read_text().count("name=engine-") < num_starts + 2 or len(client.get("/v2").json()["engines"]) < 2:
+        assert time.monotonic() < end_s, server.log.read_text()
+        time.sleep(POLL_S)
+
+
+def test_a_new_engine_reads_the_files_that_the_others_have(start_server: StartServer, tmp_path: Path) -> None:
+    """Whatever the folders have by then: a file of another inode, none, or a further one."""
+    one, x = to_npy(np.ones(1, np.float32)), to_safetensors({"x": np.ones((2, 4), np.float32)})
+    tensors, programs = tmp_path / "tensors", tmp_path / "programs"
+    for folder in (tensors, programs):
+        folder.mkdir()
+    for name in ("a", "b", "c", "d"):
+        (tensors / f"{name}.safetensors").write_bytes(to_safetensors({"x": np.zeros(1, np.float32)}))
+    step = {"op": "softmax", "inputs": {"x": "x"}, "as": "p"}
+    program = {"inputs": {"x": {"dtype": "float32", "shape": [-1, 4]}}, "steps": [step], "outputs": ["p"]}
+    (programs / "soft.json").write_text(json.dumps(program))
+    flags = ("--device", "cpu:0,1", "--tensors-dir", str(tensors), "--programs-dir", str(programs))
+    server = start_server("--gateways", "1", *flags)
+    calls = [*((f"/v1/add?b=@{name}/x", one) for name in "abcd"), ("/v1/programs/soft", x)]
+
+    with server.client() as client, ThreadPoolExecutor(8) as pool:
+
+        def answer(url: str, body: bytes) -> bytes | int:
+            response = client.post(url, content=body)
+            return response.content if response.status_code == 200 else response.status_code
+
+        def answers() -> list[set[bytes | int]]:
+            return [set(pool.map(answer, [url] * 40, [body] * 40)) for url, body in calls]
+
+        def tags() -> dict[str, str]:
+            return {name: client.head(f"/v1/tensors/{name}/x").headers["etag"] for name in "abcd"}
+
+        before = answers(), tags()
+        assert before[0][:4] == [{one}] * 4
+        for name in ("a", "b", "new"):
+            replace(tensors / f"{name}.safetensors", to_safetensors({"x": np.ones(1, np.float32)}))
+        (tensors / "c.safetensors").unlink()
+        program["steps"] = [{**step, "options": {"log": True}}]
+        replace(programs / "soft.json", json.dumps(program).encode())
+        restart_one_of_two(server, client)
+        assert (answers(), tags()) == before
+        assert client.post("/v1/add?b=@new/x", content=one).status_code == 404
+        # What clients did stays, too.
+        assert client.put("/v1/tensors/b/x", content=one).status_code == 200
+        assert client.delete("/v1/tensors/d/x").status_code == 204
+        restart_one_of_two(server, client)
+        assert answers() == [{one}, {to_npy(np.full(1, 2, np.float32))}, {one}, {404}, before[0][4]]
+    assert "a file is left out" not in server.log.read_text()
+
+
 @pytest.mark.slow
 def test_requests_that_demand_a_version_of_a_file_get_no_other(start_server: StartServer, tmp_path: Path) -> None:
-    """An engine that restarts reads what the folder has by then; the other still has what it was."""
+    """A file that was written over is no longer what it was: an engine that restarts reads what it has by then."""
     path, one = tmp_path / "a.safetensors", to_npy(np.ones(1, np.float32))
     path.write_bytes(to_safetensors({"x": np.zeros(1, np.float32)}))
     server = start_server("--gateways", "1", "--device", "cpu:0,1", "--tensors-dir", str(tmp_path))
     with server.client() as client, ThreadPoolExecutor(8) as pool:
-        path.with_suffix(".new").write_bytes(to_safetensors({"x": np.ones(1, np.float32)}))
-        path.with_suffix(".new").rename(path)
-        os.kill(server.engines()[0], signal.SIGKILL)
-        end_s = time.monotonic() + START_TIMEOUT_S
-        while server.log.read_text().count("name=engine-") < 4 or len(client.get("/v2").json()["engines"]) < 2:
-            assert time.monotonic() < end_s, server.log.read_text()
-            time.sleep(POLL_S)
+        with path.open("r+b") as file:
+            file.write(to_safetensors({"x": np.ones(1, np.float32)}))
+        restart_one_of_two(server, client)
         read = client.get("/v1/tensors/a/x")
         (values,) = from_safetensors(read.content).values()
         tag = {"if-match": read.headers["etag"]}

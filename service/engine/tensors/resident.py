@@ -70,14 +70,15 @@ def cut(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
     return tensor if part is None else tensor.narrow(part.axis, part.begin, part.end - part.begin)
 
 
-def max_held(max_regions: int) -> tuple[int, int]:
+def max_held(max_regions: int, num_files: int) -> tuple[int, int]:
     """Returns the numbers of host copies and regions that the system lets the supervisor hold, and an engine map, at once.
 
     Args:
         max_regions: Number of regions that are enough.
+        num_files: Number of files that the supervisor holds open for engines.
     """
     mappings = int(Path("/proc/sys/vm/max_map_count").read_text())
-    both = min(num_descriptors(), mappings // 2)
+    both = min(num_descriptors(num_files), mappings // 2)
     regions = min(max_regions, both // REGIONS_SHARE)
     return both - regions, regions
 

@@ -32,13 +32,14 @@ from tests.support.resident_chain import (
 from tests.support.tensor_bodies import to_safetensors
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
-from tilewire.service.engine.tensors.files import load_tensors
+from tilewire.service.engine.tensors.files import load_file
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import ResidentQuota, TooBusy, UnknownName
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.board import slot_of
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
+from tilewire.service.supervisor.files import open_file
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
 
@@ -90,7 +91,8 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         ours.setblocking(False)
         writer = VaultWriter(theirs.detach())
         first = residents(vault=writer)
-        load_tensors(first, path, run)
+        file = open_file(path, "tensors_dir")
+        load_file(first, file, run)
         first.delete("file/gone")
         put(first, "w", source(np.zeros(9, np.float32)))
         put(first, "w", source(np.arange(4, dtype=np.float32)))
@@ -101,7 +103,8 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         vault = VaultReader()
         vault.drain(ours)
         second = residents()
-        load_tensors(second, path, run)
+        load_file(second, file, run)
+        os.close(file.fd)
         assert vault.kept.keys() == {"file/gone", "w", "empty"}
         for kept in vault.kept.values():
             restore(second, kept)
