@@ -78,11 +78,12 @@ def test_a_client_that_never_reads_its_answer_loses_its_slots(shared_server: Sta
         assert settles(client, is_idle), scrape(client)
 
 
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
 @pytest.mark.parametrize("pieces", [0, 20])
-def test_an_answer_that_is_too_small_to_pause_writing_is_bounded_too(pieces: int) -> None:
-    """Nobody writes behind it on a connection that closes. A client that reads now and then gets all of it."""
+def test_an_answer_that_is_too_small_to_pause_writing_is_bounded_too(pieces: int, connection: str) -> None:
+    """Nobody writes behind it on a connection that closes, or is idle. A client that reads now and then gets all of it."""
     array = np.ones(12_000, np.float32)
-    request = post("/v1/add?b=@large", to_npy(array), connection="close")
+    request = post("/v1/add?b=@large", to_npy(array), connection=connection)
 
     async def scene(bench: GatewayBench) -> None:
         bench.engine.residents["large"] = array

@@ -151,17 +151,16 @@ class Limits:
 
     def _check_idle(self) -> None:
         connection = self._connection
-        if connection.transport.is_closing():
-            # The rest of the last answer waits for the client, and may be too small for writing to be paused.
-            self._await_reading("idle")
-            return
-        rest_s: float = connection.timeout_keep_alive
+        transport, rest_s = connection.transport, float(connection.timeout_keep_alive)
         if not connection.is_busy:
             rest_s = self.idle_since_s + connection.timeout_keep_alive - connection.loop.time()
-        if rest_s > 0:
+        if rest_s > 0 and not transport.is_closing():
             self._set("idle", rest_s, self._check_idle)
-        else:
-            connection.transport.close()
+            return
+        transport.close()
+        if transport.get_write_buffer_size():
+            # The rest of the last answer waits for the client, and may be too small for writing to be paused.
+            self._await_reading("idle")
 
     @property
     def _tcp(self) -> socket.socket | None:
