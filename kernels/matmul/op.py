@@ -157,8 +157,9 @@ def _check_operands(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:
         raise ValueError(f"int8: K = {a.shape[-1]} could overflow int32, the most is {MAX_INT8_K}")
     batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    check_counts("a", rows=a.shape[-2], columns=a.shape[-1], matrices=math.prod(batch))
-    check_counts("b", columns=b.shape[-1])
+    if a.shape[-2] and b.shape[-1] and 0 not in batch:
+        check_counts("a", rows=a.shape[-2], columns=a.shape[-1], matrices=math.prod(batch))
+        check_counts("b", columns=b.shape[-1])
     return (*batch, a.shape[-2], b.shape[-1])
 
 

@@ -125,7 +125,9 @@ def _check(x: torch.Tensor, kind: str, axis: int | None, out_dtype: torch.dtype 
     n = x.numel() if axis is None else x.shape[axis]
     if n == 0 and not KINDS[kind].has_empty:
         raise ValueError(f"x: {kind} of no element is not defined, got {tuple(x.shape)}")
-    check_counts("x", elements=n)
+    results = 1 if axis is None else math.prod((*x.shape[:from_front], *x.shape[from_front + 1 :]))
+    if results:
+        check_counts("x", elements=n, rows=results)
     return axis if axis is None else from_front
 
 

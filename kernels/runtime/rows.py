@@ -29,8 +29,8 @@ def check_rows(x: torch.Tensor, axis: int) -> int:
     check_dtype("x", x.dtype, FLOATS)
     if not -x.dim() <= axis < x.dim():
         raise ValueError(f"axis: {axis} is not an axis of rank {x.dim()}")
-    n = x.shape[axis]
-    check_counts("x", elements=n, rows=x.numel() // max(n, 1))
+    if x.numel():
+        check_counts("x", elements=x.shape[axis], rows=x.numel() // x.shape[axis])
     return axis % x.dim()
 
 

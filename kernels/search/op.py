@@ -189,8 +189,9 @@ def _check(a: torch.Tensor, b: torch.Tensor, k: int, metric: str, bias: torch.Te
         raise ValueError(f"a, b: K differs, {a.shape[-1]} and {b.shape[1]}")
     if a.dtype == torch.int8 and a.shape[-1] > MAX_INT8_K:
         raise ValueError(f"a: int32 sums of int8 hold K up to {MAX_INT8_K}, got {a.shape[-1]}")
-    check_counts("a", queries=math.prod(a.shape[:-1]), elements=a.shape[-1])
-    check_counts("b", items=b.shape[0])
+    if queries := math.prod(a.shape[:-1]):
+        check_counts("a", queries=queries, elements=a.shape[-1])
+        check_counts("b", items=b.shape[0])
     if not 1 <= k <= min(MAX_K, b.shape[0]):
         raise ValueError(f"k: expected 1 to {min(MAX_K, b.shape[0])}, got {k}")
     if metric not in METRICS:

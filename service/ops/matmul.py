@@ -74,8 +74,9 @@ class Matmul(Op[MatmulOptions]):
         if dtype == "int8" and k > MAX_INT8_K:
             raise BeyondLimit(f"a: K = {k} overflows the int32 accumulator of int8; the limit is {MAX_INT8_K}")
         batch = broadcast_shapes(types["a"].shape[:-2], types["b"].shape[:-2], "batch dimensions")
-        check_counts("a", rows=m, columns=k, matrices=math.prod(batch))
-        check_counts("b", columns=n)
+        if m and n and 0 not in batch:
+            check_counts("a", rows=m, columns=k, matrices=math.prod(batch))
+            check_counts("b", columns=n)
         default = {"int8": "int32"}.get(dtype, "bfloat16" if dtype in _FP8 else dtype)
         allowed = ("int32", *FLOATS16_32) if dtype == "int8" else FLOATS16_32
         out = TensorType(check_out_dtype(options.out_dtype, default, allowed), (*batch, m, n))

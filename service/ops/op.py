@@ -27,7 +27,7 @@ MAX_RANK = 64
 # Largest number that fits the 64-bit integers of every process. A zero elsewhere in the shape would hide a larger one.
 MAX_DIM = 2**63 - 1
 # Most rows of an operand, and most elements along an axis: kernels count both in 32 bits, past the end up to that of the last
-# block. Elementwise ops count in 64.
+# block. Elementwise ops count in 64. An empty result, for which nothing is launched, has no such limit.
 MAX_COUNT = 2**30
 # Options whose text is longer have a digest as their key.
 MAX_KEY_CHARACTERS = 512
@@ -469,7 +469,8 @@ def check_axis(op: str, x: TensorType, axis: int) -> int:
     if not -rank <= axis < rank:
         raise InvalidRequest(f"axis: {axis} is outside [{-rank}, {rank - 1}] for x of rank {rank}")
     axis %= rank
-    check_counts("x", elements=x.shape[axis], rows=math.prod(x.shape[:axis] + x.shape[axis + 1 :]))
+    if x.num_elements:
+        check_counts("x", elements=x.shape[axis], rows=x.num_elements // x.shape[axis])
     return axis
 
 

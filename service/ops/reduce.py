@@ -68,4 +68,6 @@ class Reduce(AxisOp):
             shape = tuple(dim for dim, is_reduced in kept if not is_reduced)
         default, allowed = ("int64", ("int64",)) if options.kind in _INDICES else (x.dtype, FLOATS16_32)
         out = TensorType(check_out_dtype(options.out_dtype, default, allowed), shape)
+        # Rows without elements have results, too.
+        check_counts("x", rows=out.num_elements)
         return (out,), 2 * x.num_elements

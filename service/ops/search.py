@@ -76,8 +76,9 @@ class Search(Op[SearchOptions]):
             raise BeyondLimit(f"a: K = {width} overflows the int32 accumulator of int8; the limit is {MAX_INT8_K}")
         if options.precision != "ieee" and dtype != "float32":
             raise InvalidRequest(f"precision: {options.precision} is for float32 inputs; a is {dtype}")
-        check_counts("a", queries=rows, elements=width)
-        check_counts("b", items=n)
+        if rows:
+            check_counts("a", queries=rows, elements=width)
+            check_counts("b", items=n)
         check_vector("bias", types, n)
         shape = (*a.shape[:-1], check_k(options.k, "b", n, MAX_K))
         return (TensorType("float32", shape), TensorType("int64", shape)), 2 * rows * n * width

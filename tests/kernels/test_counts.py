@@ -46,6 +46,24 @@ def test_too_many(call, named) -> None:
         call()
 
 
+def test_rows_without_elements_have_results_too() -> None:
+    with pytest.raises(ValueError, match=r"x: .* rows"):
+        reduce(spread(TOO_MANY, 0), "sum")
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [
+        (lambda: softmax(spread(TOO_MANY, 0)), (TOO_MANY, 0)),
+        (lambda: normalize(spread(0, TOO_MANY), "rms"), (0, TOO_MANY)),
+        (lambda: reduce(spread(0, TOO_MANY), "sum"), (0,)),
+        (lambda: matmul(spread(TOO_MANY, 1), spread(1, 0)), (TOO_MANY, 0)),
+    ],
+)
+def test_results_without_elements_have_no_limit(call, shape) -> None:
+    assert call().shape == shape
+
+
 @pytest.mark.parametrize(("entries", "view"), [(2**14, (2**30, (1, 1))), (2**14 + 1, (2**16, (1, 2**14 + 1)))])
 def test_entries_of_a_batch_are_rows_of_one_product_as_far_as_kernels_count_them(entries, view) -> None:
     m, n, k = 2**16, 2, 1
