@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from tilewire._cli import bench, compute, doctor, status, tensors
+from tilewire._cli import array_ops, bench, compute, doctor, status, tensors
 from tilewire._cli.commands import KERNELS, SERVE
 from tilewire._version import __version__
 
@@ -26,6 +26,10 @@ _FUNCTIONS: dict[str, dict[str, Callable[..., None]]] = {
         "softmax": compute.softmax,
         "add": compute.add,
         "search": compute.search,
+        "topk": array_ops.topk,
+        "reduce": array_ops.reduce,
+        "normalize": array_ops.normalize,
+        "pointwise": array_ops.pointwise,
         "run": compute.run,
     },
     "Resident tensors": {"put": tensors.put, "get": tensors.get, "ls": tensors.ls, "rm": tensors.rm},

@@ -34,7 +34,7 @@ SERVER_COMMANDS = {
 # As they stand in `--help`.
 COMMANDS = (
     *("serve", "doctor", "demo", "key"),
-    *("matmul", "softmax", "add", "search", "run"),
+    *("matmul", "softmax", "add", "search", "topk", "reduce", "normalize", "pointwise", "run"),
     *("put", "get", "ls", "rm"),
     *("health", "top", "bench"),
     *("tune", "explain", "precompile", "version"),

@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 import typer
 
 from tilewire._cli.session import (
+    OPERAND,
     URL,
     CastOption,
     JsonOption,
@@ -28,13 +29,12 @@ from tilewire._cli.session import (
 from tilewire._options import Activation, Metric, Precision
 from tilewire._programs.program import Program
 
-_OPERAND = "A .npy, .npz or .safetensors file, @name of a resident tensor, or JSON such as [[1, 2], [3, 4]]."
 _ACTIVATIONS, _METRICS, _PRECISIONS = (", ".join(get_args(kind)) for kind in (Activation, Metric, Precision))
 
 
 def matmul(
-    a: Annotated[str, typer.Argument(help=_OPERAND)],
-    b: Annotated[str, typer.Argument(help=_OPERAND)],
+    a: Annotated[str, typer.Argument(help=OPERAND)],
+    b: Annotated[str, typer.Argument(help=OPERAND)],
     bias: Annotated[str | None, typer.Option(help="Added before the activation.")] = None,
     activation: Annotated[str | None, typer.Option(help=f"One of {_ACTIVATIONS}.")] = None,
     transpose_a: Annotated[bool, typer.Option("--transpose-a", help="Swap the last two dimensions of A.")] = False,
@@ -58,7 +58,7 @@ def matmul(
 
 
 def softmax(
-    x: Annotated[str, typer.Argument(help=_OPERAND)],
+    x: Annotated[str, typer.Argument(help=OPERAND)],
     axis: Annotated[int, typer.Option(help="Axis that sums to one.")] = -1,
     log: Annotated[bool, typer.Option("--log", help="Log-softmax.")] = False,
     out_dtype: OutDtypeOption = None,
@@ -77,8 +77,8 @@ def softmax(
 
 
 def add(
-    a: Annotated[str, typer.Argument(help=_OPERAND)],
-    b: Annotated[str, typer.Argument(help=_OPERAND)],
+    a: Annotated[str, typer.Argument(help=OPERAND)],
+    b: Annotated[str, typer.Argument(help=OPERAND)],
     alpha: Annotated[str | None, typer.Option(metavar="NUMBER", help="out = A + alpha·B.")] = None,
     out_dtype: OutDtypeOption = None,
     out: OutOption = None,
@@ -96,7 +96,7 @@ def add(
 
 
 def search(
-    queries: Annotated[str, typer.Argument(help=_OPERAND)],
+    queries: Annotated[str, typer.Argument(help=OPERAND)],
     items: Annotated[str, typer.Argument(help="Items, one in each row: as QUERIES; usually @name.")],
     k: Annotated[int, typer.Option("--k", "-k", min=1, help="Number of items to find.")] = 10,
     metric: Annotated[str | None, typer.Option(help=f"One of {_METRICS}.")] = None,

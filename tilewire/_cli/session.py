@@ -31,6 +31,8 @@ MAX_SECONDS = 365 * 86_400.0
 # Largest whole number up to which each one is a float64.
 _MAX_EXACT = 2**53
 
+# Help of an operand.
+OPERAND = "A .npy, .npz or .safetensors file, @name of a resident tensor, or JSON such as [[1, 2], [3, 4]]."
 UrlOption = Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of the server.")]
 KeyOption = Annotated[str | None, typer.Option("--key", envvar=KEY_VARIABLE, help="API key.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]

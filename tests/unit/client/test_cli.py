@@ -70,6 +70,20 @@ def test_results_in_the_terminal(run: Run) -> None:
     )
 
 
+def test_ops_on_one_array(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
+    outputs = document(run("topk", "[[3, 1, 2]]", "-k", 2, "--smallest", "--json"))["outputs"]
+    assert (outputs["values"]["data"], outputs["indices"]["data"]) == ([[1, 2]], [[1, 2]])
+    assert run("reduce", "sum", "[[1, 2], [3, 4]]").output.strip() == "[3. 7.]"
+    assert run("reduce", "max", "[[1, 2], [3, 4]]", "--axis", "all", "--keepdims").output.strip() == "[[4.]]"
+    assert dict(server.requests[-1].url.params) == {"kind": "max", "axis": "all", "keepdims": "true"}
+    done = run("normalize", "layer", "[[0, 2]]", "--weight", "[1, 2]", "--bias", "[10, 10]", "--eps", "0", "--json")
+    assert document(done)["outputs"]["out"]["data"] == [[9, 12]]
+    assert run("pointwise", "mul", "[1, 2]", "[3, 4]", "--scale", 2, "--shift", -1).output.strip() == "[ 5. 15.]"
+    np.save(tmp_path / "x.npy", X)
+    for arguments in (("reduce", "mean"), ("normalize", "layer"), ("pointwise", "relu")):
+        assert "stored @kept: float32" in run(*arguments, tmp_path / "x.npy", "--store", "kept").output
+
+
 def test_tensors(run: Run, server: SpeakingServer, tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", X)
     assert document(run("put", tmp_path / "w.npy", "weights/w", "--json"))[0]["name"] == "weights/w"
