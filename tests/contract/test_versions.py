@@ -155,6 +155,18 @@ def test_changes_of_programs_can_demand_a_version(client: httpx.Client) -> None:
     assert client.delete(path, headers=now).status_code == 204
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+@pytest.mark.parametrize("path", ["/v1/tensors/versioned", "/v1/programs/versioned"])
+def test_a_condition_in_the_query_is_not_lost(client: httpx.Client, method: str, path: str) -> None:
+    put(client, 1)
+    client.put("/v1/programs/versioned", json=PROGRAM)
+    before = client.get(path).content
+    sent = json.dumps(PROGRAM).encode() if "programs" in path else to_npy(EYE * 2)
+    answer = client.request(method, f"{path}?if_match=17", content=sent if method == "PUT" else b"")
+    check_problem(answer, 400, "if_match")
+    assert client.get(path).content == before
+
+
 @pytest.mark.parametrize("path", ["/v1/tensors/versioned", "/v1/programs/versioned"])
 def test_a_condition_that_is_not_checked_changes_nothing(client: httpx.Client, path: str) -> None:
     put(client, 1)

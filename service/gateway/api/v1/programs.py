@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from tilewire.service.gateway.api.openapi.document import add_route, add_routes
 from tilewire.service.gateway.api.openapi.native import describe_programs
+from tilewire.service.gateway.api.v1.query import refuse_parameters
 from tilewire.service.gateway.api.v1.routes import answered_before
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
@@ -35,6 +36,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
+        refuse_parameters(context.head.query)
         with gateway.admission.admit(context.flow) as leases:
             gateway.engines.check_ready()
             refuse_encodings(context.head)
@@ -60,6 +62,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def delete_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM, write=[f"programs/{name}"])
+        refuse_parameters(context.head.query)
         await gateway.programs.delete(name, change_of(context.head))
         return Response(status_code=HTTPStatus.NO_CONTENT)
 

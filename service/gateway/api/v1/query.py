@@ -98,6 +98,16 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
     )
 
 
+def refuse_parameters(query: bytes) -> None:
+    """Refuses every parameter of a change that takes none: a condition there would be lost, and the change be done.
+
+    Raises:
+        InvalidRequest: There is one.
+    """
+    for name in _parameters(query):
+        raise InvalidRequest(f"{name[:64]}: no parameter is taken here; a condition is the header If-Match")
+
+
 def parse_placement(query: bytes) -> tuple[Placement | None, int]:
     """Reads the placement of an upload.
 

@@ -10,7 +10,7 @@ from tilewire.service.errors import InvalidRequest, Unavailable, UnknownFormat
 from tilewire.service.gateway.api.openapi.document import add_routes
 from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
-from tilewire.service.gateway.api.v1.query import check_name, parse_placement
+from tilewire.service.gateway.api.v1.query import check_name, parse_placement, refuse_parameters
 from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
@@ -69,7 +69,9 @@ def router(gateway: Gateway) -> APIRouter:
 
     async def delete_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, write=[check_name(name, field="name")])
-        await gateway.engines.delete(name, change_of(context_of(request.scope).head))
+        head = context_of(request.scope).head
+        refuse_parameters(head.query)
+        await gateway.engines.delete(name, change_of(head))
         return Response(status_code=204)
 
     routes, described = APIRouter(tags=["tensors"], default_response_class=Response), describe_tensors()
