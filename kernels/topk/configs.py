@@ -91,15 +91,17 @@ _FEW_ROWS = (*_SORTED_ROWS[:3], Block(1024, 4, 1, 128), Block(2048, 4, 1, 128), 
 # Elements to sort above which these are taken, and few rows a multiprocessor.
 _SORTED, _FEW_SORTED, _FEW = 32, 64, 4
 _SELECT = (Block(1024, 1), Block(4096, 4), Block(8192, 8))
-# No more orders or keys than these hold are ranked whole, of several rows at once.
-_RANKED = Block(SHORT, 1, 2)
 _GROUPS = Block(2048, 8)
 _LONG = {
-    16: Config(None, _GROUPS, 128, (_RANKED, *_SELECT), Block(2048, 4, 1, 128)),
-    64: Config(None, _GROUPS, 64, (_RANKED, *_SELECT), Block(4096, 4, 1, 128)),
+    16: Config(None, _GROUPS, 128, _SELECT, Block(2048, 4, 1, 128)),
+    64: Config(None, _GROUPS, 64, _SELECT, Block(4096, 4, 1, 128)),
     256: Config(None, _GROUPS, 32, _SELECT, Block(8192, 8, 1, 256)),
     1024: Config(None, _GROUPS, 8, _SELECT, Block(8192, 16, 1, 512)),
 }
+# No more orders or keys than this holds are ranked whole, of several rows at once. ROCm's compiler would read each order that
+# another is compared with by itself.
+_RANKED = Block(SHORT, 1, 2)
+_LONG_OF_CUDA = _LONG | {width: replace(_LONG[width], select=(_RANKED, *_SELECT)) for width in WIDTHS if width <= SHORT}
 _INTERPRETED_ROWS = (Block(32, 4, 2), Block(128, 4))
 _INTERPRETED = {
     width: Config(None, Block(width * 2, 4), 2, (Block(width * 2, 4),), Block(width * 2, 4)) for width in WIDTHS
@@ -125,7 +127,12 @@ def choose(problem: Problem, target: Target) -> Config:
     fitting = [block for block in row_blocks(problem.k, problem.rows, target) if block.block_n >= problem.num_places]
     if fitting:
         return Config(row=fitting[0])
-    return (_INTERPRETED if target.backend == "interpreter" else _LONG)[width_of(problem.k)]
+    return _long(target)[width_of(problem.k)]
+
+
+def _long(target: Target) -> dict[int, Config]:
+    """Configurations of long rows on `target`, by width."""
+    return {"interpreter": _INTERPRETED, "cuda": _LONG_OF_CUDA}.get(target.backend, _LONG)
 
 
 def row_blocks(k: int, rows: int, target: Target) -> tuple[Block, ...]:
@@ -139,7 +146,7 @@ def row_blocks(k: int, rows: int, target: Target) -> tuple[Block, ...]:
 
 def select_blocks(k: int, target: Target) -> tuple[Block, ...]:
     """Blocks that select `k` orders or keys, by rising length."""
-    return (_INTERPRETED if target.backend == "interpreter" else _LONG)[width_of(k)].select
+    return _long(target)[width_of(k)].select
 
 
 def block_for(n: int, blocks: tuple[Block, ...]) -> Block:
@@ -152,4 +159,4 @@ def enumerate_configs(target: Target) -> Iterator[Config]:
     kinds = ((1, 1), (MAX_K, 1), (MAX_K, 1 << 30))
     blocks = dict.fromkeys(block for k, rows in kinds for block in row_blocks(k, rows, target))
     yield from (Config(row=block) for block in blocks)
-    yield from (_INTERPRETED if target.backend == "interpreter" else _LONG).values()
+    yield from _long(target).values()
