@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,6 +131,34 @@ def check_destinations(out: Path | None, store: str | None) -> None:
     """
     if out is not None and store is not None:
         raise ValueError("--out and --store: give one; `tilewire get` writes what is stored to a file")
+
+
+def op_command(call: Callable[..., Answer]) -> Callable[..., None]:
+    """Makes the command of an op from the function that sends it.
+
+    The command has the function's own arguments, and behind them those of every op: where the result goes, and which
+    server is asked. The function takes a client first; its errors become one line and an exit status.
+    """
+
+    def command(*, out: Path | None, cast: str | None, url: str, key: str | None, is_json: bool, **own: Any) -> None:
+        with connected(url, key, is_json=is_json, cast=cast) as client:
+            check_destinations(out, own.get("store"))
+            show(call(client, **own), out, is_json=is_json)
+
+    _client, *parameters = inspect.signature(call, eval_str=True).parameters.values()
+    for name, option, default in (
+        ("out", OutOption, None),
+        ("cast", CastOption, None),
+        ("url", UrlOption, URL),
+        ("key", KeyOption, None),
+        ("is_json", JsonOption, False),
+    ):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=option))
+    command.__name__, command.__doc__ = call.__name__, call.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
 
 
 def fail(message: str, exit_status: int, *, is_json: bool = False, **fields: object) -> None:
