@@ -26,7 +26,7 @@ _FEW = 4
 _DIRECT_ITEMS, _DIRECT_SCORES, _DIRECT_ELEMENTS = 4096, 1 << 15, (1 << 23, 1 << 25)
 # The same in the interpreter, where tests search few items.
 _INTERPRETED_DIRECT_ITEMS = 40
-# Up to so many items, and elements of all of them, the same holds of any number of queries.
+# Up to so many items, and elements of all of them, all scores are computed at once for any number of queries.
 _FEW_ITEMS, _FEW_ELEMENTS = 64, 1 << 13
 # Blocks that hold the items of a query whose scores are computed again. Those of several queries rank them whole.
 FINISH = (
