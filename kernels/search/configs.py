@@ -14,7 +14,7 @@ from tilewire.kernels.topk.configs import WIDTHS, Block, width_of
 DTYPES = (*FLOATS, "int8")
 METRICS = ("dot", "cosine", "l2")
 PRECISIONS = ("ieee", "tf32", "tf32x3")
-# A product with more queries than this at once is cut: orders of groups take scratch memory.
+# Queries whose groups, or whose scores computed again, have more orders than this are cut: they take scratch memory.
 MAX_ORDERS = 1 << 26
 # Likewise with more blocks of queries: programs along the second axis of CUDA's grids.
 MAX_QUERY_BLOCKS = 65_535

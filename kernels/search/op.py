@@ -220,7 +220,8 @@ def prepare(
 ) -> Detour:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning.
 
-    So many queries at a time that their groups leave at most `max_orders` orders in scratch memory.
+    So many queries at a time that their groups, and the scores computed again, leave at most `max_orders` orders each in
+    scratch memory.
     """
     shapes = (a.shape, a.stride(), b.shape, b.stride(), best)
     options = (metric, bias is not None, precision, batch_invariant, config, max_orders)
@@ -237,7 +238,9 @@ def prepare(
         problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned and k > 0, is_plain)
         target = current(a.get_device())
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
-        most_blocks = min(MAX_QUERY_BLOCKS, max_orders // -(-n // chosen.group) // chosen.block_m)
+        groups = -(-n // chosen.group)
+        a_query = max(groups, _num_kept(chosen, best, groups) * chosen.group)
+        most_blocks = min(MAX_QUERY_BLOCKS, max_orders // a_query // chosen.block_m)
         most = chosen.block_m * max(1, most_blocks)
         pipelines = {}
         for first in range(0, m, most):
@@ -287,10 +290,8 @@ def _pipeline(
     steps: list[Step] = []
     parts: dict[str, Part] = {}
     selected = "scored"
-    kept = best
-    if config.kernel == "none":
-        kept = sizes["groups"]
-    else:
+    kept = _num_kept(config, best, sizes["groups"])
+    if config.kernel != "none":
         steps, parts = _selection(a, b, problem, metric, config, sizes, target)
         selected = steps[-1].operands[-1]
     num_keys = kept * config.group
@@ -303,6 +304,11 @@ def _pipeline(
     launch = Launch(finish_variant(block, target), (-(-m // block.block_rows),), sizes | last, a.device)
     steps.append(Step(launch, ("scored", "kept", "values", "indices")))
     return Pipeline(_TENSORS, steps, a.device, parts)
+
+
+def _num_kept(config: Config, best: int, groups: int) -> int:
+    """Number of groups of a query whose scores are computed again."""
+    return groups if config.kernel == "none" else best
 
 
 def _selection(

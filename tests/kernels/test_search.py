@@ -184,6 +184,16 @@ def test_queries_beyond_the_scratch_memory_are_cut(generator):
     assert torch.equal(values.double(), expected)
 
 
+def test_queries_whose_scores_are_beyond_the_scratch_memory_are_cut(generator):
+    a, b = whole((5, 16), torch.float32, generator), whole((21, 16), torch.float32, generator)
+    values, indices = torch.full((5, 4), NAN), torch.full((5, 4), -1)
+    # Three groups of eight items each: scores of two queries at a time.
+    prepared = prepare(a, b, 4, metric="dot", bias=None, config=DIRECT, max_orders=48)
+    assert len(prepared.variants) == 3 * 2
+    prepared(a, b, None, None, values, indices)
+    assert torch.equal(indices, search_reference(a, b, 4)[1])
+
+
 @pytest.mark.parametrize("kernel", ["tma", "pointer"])
 @pytest.mark.parametrize("is_swapped", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_form_of_the_product(kernel, is_swapped, generator):
