@@ -118,7 +118,7 @@ class Specialization:
     """Everything beside its configuration that a binary depends on. `members.members` lists them.
 
     Attributes:
-        kernel: `pointer`, `tma`, `wgmma`, `fma` or `vector`.
+        kernel: `pointer`, `tma`, `wgmma`, `fma`, `vector` or `element`.
         dtype: of the inputs.
         precision: how float32 inputs are multiplied.
         a_major: as in `Problem`; `any` for both operands when it is for one.
@@ -149,9 +149,10 @@ class Config:
     Attributes:
         kernel: `pointer` (anything), `tma` (descriptors; rows start at multiples of 16 bytes), `wgmma` (the same on Hopper,
             with loads, products and stores on warps of their own), `fma` (float32 on NVIDIA's scalar units; rows or columns
-            start at multiples of 16 bytes) or `vector` (up to four rows, without the matrix unit).
+            start at multiples of 16 bytes), `vector` (up to four rows, without the matrix unit) or `element` (small products
+            and vectors, any strides; without the matrix unit).
         block_m: rows of a tile.
-        block_n: columns of a tile.
+        block_n: columns of a tile; of `element`, squares of `block_m` rows and columns, of any products.
         block_k: length of K in one step.
         group_m: rows of tiles walked together.
         split_k: programs that share a tile; those of `wgmma` are a cluster.
@@ -163,6 +164,7 @@ class Config:
         waves_per_eu: occupancy hint on AMD.
         is_copied: operands that the kernel cannot read, or reads slowly, are first copied into rows that it reads fast.
         shares: operand, `a` or `b`, of which pairs of programs load half each, for both (`wgmma`); empty for none.
+        lanes: neighbouring threads that share sums (`element`).
     """
 
     kernel: str
@@ -179,9 +181,13 @@ class Config:
     waves_per_eu: int = 0
     is_copied: bool = False
     shares: str = ""
+    lanes: int = 1
 
     def tiles(self, problem: Problem) -> int:
         """Output tiles of all batch entries. Pairs of programs have one each, so the last of a side may be there twice."""
+        if self.kernel == "element":
+            squares = cdiv(problem.m, self.block_m) * cdiv(problem.n, self.block_m) * problem.batch
+            return cdiv(squares, self.block_n)
         rows, columns = cdiv(problem.m, self.block_m), cdiv(problem.n, self.block_n)
         if self.shares == "b":
             rows += rows % 2

@@ -97,13 +97,14 @@ def ptx_of_activations(count):
 
 
 @triton.jit
-def activate(x, activation, IN_PTX: tl.constexpr):
+def activate(x, activation, IN_PTX: tl.constexpr, MOST: tl.constexpr = _MOST_TOGETHER):
     """Apply the activation numbered `activation`, 1 or more, to float32 `x`; NaN stays NaN.
 
-    Each has code of its own: matrix units wait meanwhile, some 0.7 % of a product of 4096³ for each instruction.
+    MOST elements of a thread are activated together. Each activation has code of its own: matrix units wait meanwhile, some
+    0.7 % of a product of 4096³ for each instruction.
     """
     if IN_PTX:
-        COUNT: tl.constexpr = min(_MOST_TOGETHER, x.numel)
+        COUNT: tl.constexpr = min(MOST, x.numel)
         PTX: tl.constexpr = ptx_of_activations(COUNT)
         x = tl.inline_asm_elementwise(PTX[0], PTX[1], [x, activation], dtype=tl.float32, is_pure=True, pack=COUNT)
     elif activation == RELU:
@@ -122,13 +123,13 @@ def activate(x, activation, IN_PTX: tl.constexpr):
 
 
 @triton.jit
-def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX: tl.constexpr):
+def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX: tl.constexpr, MOST: tl.constexpr = _MOST_TOGETHER):
     """act(acc * a_scale * b_scale + bias) in float32.
 
     `acc` is (BLOCK_M, BLOCK_N) for rows `offs_m` and columns `offs_n`. `epilogue` is (bias_ptr, a_scale_ptr, b_scale_ptr,
     bias_kind, a_scale_step, b_scale_step, activation). The steps say how the scales lie: -1 none, 0 one for all, 1 one for
     each row (a) or column (b). `bias_kind` is the type of the bias, 0 without one. IN_PTX: the target is NVIDIA's. It is no
-    part of the tuple, where constants become values, and both branches on it would be compiled.
+    part of the tuple, where constants become values, and both branches on it would be compiled. MOST: see `activate`.
     """
     bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, a_scale_step, b_scale_step, activation = epilogue
     acc = acc.to(tl.float32)
@@ -139,7 +140,7 @@ def apply_epilogue(acc, offs_m, offs_n, m, n, epilogue, IN_PTX: tl.constexpr):
     if bias_kind > 0:
         acc = acc + load_floats(bias_ptr, bias_kind, offs_n, offs_n < n)[None, :]
     if activation > 0:
-        acc = activate(acc, activation, IN_PTX)
+        acc = activate(acc, activation, IN_PTX, MOST)
     return acc
 
 

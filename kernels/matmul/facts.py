@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tilewire.kernels.matmul.configs import Config, Problem, as_read, cdiv
 from tilewire.kernels.runtime.targets import Target
 
-_KERNELS = ("tma", "wgmma", "pointer", "fma", "vector")
+_KERNELS = ("tma", "wgmma", "pointer", "fma", "vector", "element")
 
 
 class Counts(NamedTuple):

@@ -45,6 +45,8 @@ MAX_SPLIT_ELEMENTS = 64
 FEW_ROWS = 64
 # Most rows that the kernel without the matrix unit multiplies.
 MAX_VECTOR_ROWS = 4
+# Longest K that one thread adds up in order.
+MAX_ELEMENT_K = 1024
 # End of the name of a section for operands that are read element by element.
 SCALAR = " scalar"
 # How many programs may share a tile.
@@ -96,6 +98,25 @@ MODEL = Model(
     ),
     Term("ragged", "µs of `load` where rows of memory end within boxes; 0 for `wgmma`, whose boxes reach on", 0.05),
     Term("memory", "µs at the memory's bandwidth, operands read once a group of tiles", 0.7),
+)
+
+
+def _element_tile(side: int, squares: int, block_k: int, lanes: int, *costs: float) -> Tile:
+    """A tile of `element`, whose binary is the same for all layouts and outputs, with the costs of `_ELEMENT_TERMS`."""
+    config = Config("element", side, squares, block_k, 1, num_stages=1, lanes=lanes)
+    found = dict.fromkeys((term.name for term in MODEL.terms), 0.0) | dict(zip(_ELEMENT_TERMS, costs, strict=True))
+    return Tile(config, MODEL.costs(found, {}), _ELEMENT_OCCUPANCY, "scalar", all_layouts=True)
+
+
+# Costs of an H200, for all devices: but for the first and the last they are in units of a device's rates.
+_ELEMENT_TERMS = ("launch", "store", "epilogue", "matrix", "load", "memory", "step")
+_ELEMENT_OCCUPANCY = 8
+ELEMENTS = (
+    _element_tile(1, 128, 4, 1, 1.62, 20.6, 5.0, 1.29, 0.0863, 0.455, 0.230),
+    _element_tile(2, 128, 4, 1, 1.69, 12.7, 5.0, 6.87, 0.114, 0.650, 0.207),
+    _element_tile(1, 16, 32, 8, 1.65, 23.6, 5.0, 0.31, 0.0, 0.662, 0.291),
+    _element_tile(2, 16, 32, 8, 1.76, 7.58, 5.0, 9.40, 0.0015, 0.939, 0.248),
+    _element_tile(1, 4, 128, 32, 1.64, 21.8, 5.0, 3.17, 0.0048, 0.488, 0.314),
 )
 
 
@@ -199,6 +220,8 @@ def specialization_of(problem: Problem, config: Config, *, is_plain: bool) -> Sp
         return Specialization(*kind, is_batched=True, is_plain=is_plain)
     if config.kernel == "vector":
         return Specialization("vector", problem.dtype, "ieee", "k", problem.b_major, "vec16")
+    if config.kernel == "element":
+        return Specialization("element", problem.dtype, "ieee", "any", "any", "scalar")
     if config.kernel == "fma":
         store = "vec16" if problem.is_aligned_out else "scalar"
         return Specialization("fma", problem.dtype, problem.precision, *majors, store)
@@ -307,6 +330,8 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
             yield from _interpreted_members(shown) if target.backend == "interpreter" else _tma_members(shown, target)
             yield from _wgmma_members(shown, target)
         yield from _vector_members(Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0]), target)
+        elements = Specialization("element", dtype, "ieee", "any", "any", "scalar")
+        yield from ((elements, tile.config) for tile in ELEMENTS)
 
 
 def is_supported(dtype: str, target: Target) -> bool:
@@ -325,7 +350,7 @@ def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
         arithmetic if arithmetic in tiles_of(target) else arithmetic.removesuffix(" fast"),
         arithmetic.removesuffix(" fast") + SCALAR,
     )
-    return tuple(tile for key in keys for tile in tiles_of(target).get(key, ()))
+    return (*(tile for key in keys for tile in tiles_of(target).get(key, ())), *ELEMENTS)
 
 
 def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
@@ -408,6 +433,8 @@ def is_scalar(dtype: str, precision: str, target: Target) -> bool:
 
 def can_split(config: Config) -> bool:
     """Whether several programs may share a tile of `config`."""
+    if config.kernel == "element":
+        return False
     if config.kernel == "wgmma":
         is_small = config.block_m * config.block_n <= MAX_CLUSTER_SUMS
         return is_small and not (config.shares or boxes_of(right_of(config))[1])
@@ -460,6 +487,8 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         return False
     if config.kernel == "vector":
         return has_vectors(problem) and config.block_m // 2 < problem.m <= config.block_m
+    if config.kernel == "element":
+        return problem.k <= MAX_ELEMENT_K * config.lanes
     read = as_read(problem, config)
     if config.kernel == "wgmma":
         return has_wgmma(read, target) and fits_boxes(read, config)

@@ -269,6 +269,7 @@ def _pointer_values(view: View, specialization: Specialization) -> dict[str, Any
         "m": cdiv(view.m, units["m"]),
         "n": cdiv(view.n, units["n"]),
         "k": cdiv(view.k, units["k"]),
+        "batch": view.batch[0] * view.batch[1],
         "batch_inner": view.batch[1],
     }
 

@@ -53,6 +53,8 @@ _PAST_BEST = 1.2
 _RUN_BYTES = 128
 # Bytes of an operand that stay in L2 while others stream by.
 _L2_BYTES = 24e6
+# Threads that load at a time.
+_WARP = 32
 # Sums of the unit tile of the term `store`.
 _UNIT_TILE = 128 * 128
 
@@ -159,6 +161,8 @@ def described(config: Config) -> str:
 
 def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target, *, is_plain: bool) -> Amounts:
     """Returns the amount of each of `MODEL`'s terms in a launch."""
+    if config.kernel == "element":
+        return _element_amounts(problem, config, occupancy, target, is_plain=is_plain)
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
     copied_bytes = 2 * problem.batch * item_bytes * _copied_elements(problem, config)
     problem = as_read(problem, config)
@@ -221,6 +225,46 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     )
 
 
+def _element_amounts(problem: Problem, config: Config, occupancy: int, target: Target, *, is_plain: bool) -> Amounts:
+    """The amounts of a launch of `element`: what its warps load are lines of memory, whatever they take of them."""
+    _, _, _, steps, turns, waves = counts_of(problem, config, occupancy, target)
+    # Squares that a warp has: neighbours beside each other, then below, then of the next product.
+    squares = _WARP // config.lanes
+    down, across = cdiv(problem.m, config.block_m), cdiv(problem.n, config.block_m)
+    rows = max(1.0, squares / across)
+    columns = min(float(squares), min(across, squares) * max(1.0, squares / (down * across)))
+    lines = _lines(rows, config, problem.a_major == "m", problem)
+    lines += _lines(columns, config, problem.b_major == "n", problem)
+    threads = turns * config.block_n * config.lanes
+    stored = threads * config.block_m**2 / _UNIT_TILE
+    # Elements of K of a thread.
+    own_k = steps * config.block_k // config.lanes
+    found = dict.fromkeys((term.name for term in MODEL.terms), 0.0)
+    found |= {
+        "launch": 1.0,
+        "fill": float(waves),
+        "store": stored,
+        "epilogue": 0.0 if is_plain else stored,
+        "matrix": 2.0 * threads * own_k * config.block_m**2 / target.sm_flops_per_us("ieee"),
+        "step": float(waves * steps),
+        "load": threads / _WARP * own_k * lines * LINE_BYTES / target.sm_l2_bytes_per_us,
+        "memory": problem.min_bytes / target.bytes_per_us,
+    }
+    return tuple(found.values())
+
+
+def _lines(count: float, config: Config, is_across: bool, problem: Problem) -> float:
+    """Lines of memory that a warp reads for `count` neighbouring rows of each side, as many elements of K as it has lanes.
+
+    Rows lie along K or, `is_across`, across it.
+    """
+    item_bytes = ITEM_BYTES[problem.dtype]
+    if is_across:
+        return config.block_m * config.lanes * max(1.0, count * item_bytes / LINE_BYTES)
+    along_k = max(1.0, config.lanes * item_bytes / LINE_BYTES)
+    return config.block_m * max(1.0, count * min(1.0, problem.k * item_bytes / LINE_BYTES) * along_k)
+
+
 def _copied_elements(problem: Problem, config: Config) -> int:
     """Elements of one batch entry that are copied before the product."""
     if not config.is_copied:
@@ -280,7 +324,7 @@ def _uncorrected(problem: Problem, target: Target, *, is_plain: bool) -> Iterato
 
 
 # Any configuration of each kernel: what specialization a product is of depends on no more.
-_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "wgmma", "fma", "vector")}
+_PROBES = {kernel: Config(kernel, 16, 16, 16) for kernel in ("pointer", "tma", "wgmma", "fma", "vector", "element")}
 
 
 def _representative(problem: Problem) -> Problem:

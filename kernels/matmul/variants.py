@@ -20,6 +20,7 @@ from tilewire.kernels.matmul.configs import (
     right_of,
     stages_beside,
 )
+from tilewire.kernels.matmul.element.kernel import matmul_element_kernel
 from tilewire.kernels.matmul.fma.kernel import matmul_fma_kernel
 from tilewire.kernels.matmul.hopper.form import Form
 from tilewire.kernels.matmul.hopper.kernel import LOADER_REGISTERS, matmul_wgmma_kernel
@@ -38,7 +39,7 @@ _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32,
 
 def build(specialization: Specialization, config: Config, target: Target) -> Variant:
     """Returns the binary of a specialization with the blocks of `config`. The number of splits of K is the grid's."""
-    builders = {"tma": _build_tma, "wgmma": _build_wgmma, "fma": _build_fma}
+    builders = {"tma": _build_tma, "wgmma": _build_wgmma, "fma": _build_fma, "element": _build_element}
     build_kernel = builders.get(specialization.kernel, _build_pointer)
     return build_kernel(specialization, config, target)
 
@@ -79,6 +80,12 @@ def _build_fma(specialization: Specialization, config: Config, target: Target) -
     }
     types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(specialization.dtype))
     return _assemble(matmul_fma_kernel, types, constants, specialization, config, target)
+
+
+def _build_element(specialization: Specialization, config: Config, target: Target) -> Variant:
+    constants = {"SIDE": config.block_m, "LANES": config.lanes}
+    types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(specialization.dtype))
+    return _assemble(matmul_element_kernel, types, constants, specialization, config, target)
 
 
 def warps_along_m(config: Config) -> int:

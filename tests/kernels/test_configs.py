@@ -78,6 +78,10 @@ def test_matmul_blocks_fit_the_device(problem, target):
     held = config.num_stages if target.backend == "cuda" else config.num_stages - 1
     stage = (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[problem.dtype]
     assert held * stage <= target.shared_bytes
+    if config.kernel == "element":
+        assert config.block_n * config.lanes == 32 * config.num_warps
+        assert config.block_k % config.lanes == 0
+        return
     assert config.kernel == "vector" or config.block_m >= 16
     assert config.kernel == "vector" or config.block_n >= 16
     assert config.block_k >= 32 // ITEM_BYTES[problem.dtype]
