@@ -9,6 +9,7 @@ import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
 from tilewire.kernels.softmax.groups import exchange, leave
+from tilewire.kernels.softmax.kernel import column_block
 
 # Kinds, numbered as in `op.KINDS`.
 LAYER = tl.constexpr(0)
@@ -72,6 +73,47 @@ def normalize_row_kernel(
     out_ptrs = out_ptr + row.to(tl.int64)[:, None] * (stride_o * UNIT) + offs
     vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
     store_row(out_ptrs, x, mean[:, None], scale[:, None], vectors, offs, mask, in_n)
+
+
+@triton.jit
+def normalize_column_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_xn,
+    stride_oo,
+    stride_oi,
+    stride_on,
+    eps,
+    kind,
+    has_weight,
+    has_bias,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Rows whose elements lie apart, held side by side: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    await_previous(OVERLAP)
+    first = tl.program_id(0) * BLOCK_ROWS
+    offs = tl.arange(0, BLOCK_N)
+    from_x, mask = column_block(first, rows, n, rows_inner, stride_xo, stride_xi, stride_xn, BLOCK_ROWS, BLOCK_N)
+    x = tl.load(x_ptr + from_x, mask=mask, other=0.0).to(tl.float32)
+    if kind == LAYER:
+        x = tl.where(mask, x - (tl.sum(x, axis=0) / n)[None, :], 0.0)
+    x *= scale_of(tl.sum(x * x, axis=0), n, eps, kind)[None, :]
+    # One after the other: both would not fit into registers.
+    if has_weight > 0:
+        x *= tl.load(weight_ptr + offs, mask=offs < n, other=1.0).to(tl.float32)[:, None]
+    if has_bias > 0:
+        x += tl.load(bias_ptr + offs, mask=offs < n, other=0.0).to(tl.float32)[:, None]
+    to_out, mask = column_block(first, rows, n, rows_inner, stride_oo, stride_oi, stride_on, BLOCK_ROWS, BLOCK_N)
+    tl.store(out_ptr + to_out, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

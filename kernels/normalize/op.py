@@ -10,14 +10,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from tilewire.kernels.build.operands import numbers
-from tilewire.kernels.normalize.kernel import normalize_group_kernel, normalize_row_kernel
+from tilewire.kernels.normalize.kernel import (
+    normalize_column_kernel,
+    normalize_group_kernel,
+    normalize_row_kernel,
+)
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import as_rows, check_dtype, check_rows, row_stride
+from tilewire.kernels.runtime.rows import RowsView, as_rows, check_dtype, check_rows, row_stride, rows_of
 from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.softmax.columns import block_for, blocks_for, is_column
 from tilewire.kernels.softmax.groups import can_wait, options_of
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
@@ -38,6 +43,7 @@ class Problem:
         out_dtype: Name of the output's dtype.
         vector_dtype: Name of the dtype of weight and bias: the input's where all three are the same, else float32.
         is_aligned: Whether rows, weight and bias can be read and written in 16-byte pieces.
+        is_contiguous: Whether elements of a row follow one another, in input and output.
     """
 
     rows: int
@@ -46,6 +52,17 @@ class Problem:
     out_dtype: str
     vector_dtype: str
     is_aligned: bool = True
+    is_contiguous: bool = True
+
+    @property
+    def is_column(self) -> bool:
+        """Whether rows are held side by side."""
+        return is_column(self.n, _SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether the pair of types has fewer binaries."""
+        return self.dtype != self.out_dtype
 
     @property
     def unit(self) -> int:
@@ -64,6 +81,7 @@ class Config:
         group: Programs of a row.
         programs_per_sm: Programs of groups on each multiprocessor.
         is_held: Whether a program of a group holds its part of a row in registers.
+        is_column: Whether rows are held side by side, their elements at any distance.
     """
 
     block_rows: int
@@ -72,19 +90,22 @@ class Config:
     group: int = 1
     programs_per_sm: int = 1
     is_held: bool = False
+    is_column: bool = False
 
     def max_programs(self, target: Target) -> int:
         """Programs of groups that run at the same time."""
         return self.programs_per_sm * target.num_sms
 
 
+# Elements up to which rows that are read one by one are held side by side.
+_SHORT_N = 16
 _ROWS = tuple(
-    [Config(2048 // block_n, block_n, 4) for block_n in (64, 128, 256, 512, 1024)]
+    [Config(2048 // block_n, block_n, 4) for block_n in (16, 64, 128, 256, 512, 1024)]
     # 32 elements a thread.
     + [Config(2, 2048, 4), Config(2, 4096, 8), Config(1, 8192, 8), Config(1, 16384, 16)]
 )
 # Rarer pairs of types have fewer binaries.
-_FEW_ROWS = tuple(_ROWS[number] for number in (2, 4, 6, 8))
+_FEW_ROWS = tuple(_ROWS[number] for number in (3, 5, 7, 9))
 # Groups of programs that hold a row, and of those that read it again; the same for rows that are read element by element.
 # Of several programs on a multiprocessor some read and write while others wait for their group. Element by element, four
 # would spill registers.
@@ -100,8 +121,9 @@ def choose(problem: Problem, target: Target) -> Config:
 
     They do not depend on the number of rows: a row has the same bits among any others.
     """
-    found = configs_for(problem, target)
-    for config in found:
+    if problem.is_column:
+        return Config(*block_for(problem.n, target, is_rare=problem.is_rare), is_column=True)
+    for config in configs_for(problem, target):
         if config.block_rows:
             if config.block_n >= problem.n:
                 return config
@@ -113,10 +135,12 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
-    """Blocks by rising length of a row; the last ones are those of groups."""
+    """Blocks of rows that are not held side by side, by rising length of a row; the last ones are those of groups."""
     if target.backend == "interpreter":
         return _INTERPRETED
-    rows = _ROWS if problem.dtype == problem.out_dtype else _FEW_ROWS
+    rows = _FEW_ROWS if problem.is_rare else _ROWS
+    if not problem.is_aligned:
+        rows = tuple(config for config in rows if config.block_n > _SHORT_N)
     groups = _GROUPS if problem.is_aligned else _ALONE_GROUPS
     return (*rows, *groups) if can_wait(target) else (*rows, groups[-1])
 
@@ -127,6 +151,9 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
         for vector_dtype in dict.fromkeys([dtype, "float32"] if dtype == out_dtype else ["float32"]):
             problem = Problem(1, 1, dtype, out_dtype, vector_dtype, is_aligned)
             yield from ((problem, config) for config in configs_for(problem, target))
+            if not is_aligned:
+                blocks = blocks_for(target, is_rare=problem.is_rare)
+                yield from ((problem, Config(*block, is_column=True)) for block in blocks)
 
 
 def variant(problem: Problem, config: Config, target: Target) -> Variant:
@@ -134,6 +161,9 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     types = {"x_ptr": pointer(problem.dtype), "out_ptr": pointer(problem.out_dtype), "eps": "fp64"}
     types |= dict.fromkeys(("weight_ptr", "bias_ptr"), pointer(problem.vector_dtype))
     types |= {"partial_ptr": "*fp32", "count_ptr": "*i32"}
+    if config.is_column:
+        constants = {"BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
+        return binary(normalize_column_kernel, types, constants, config.num_warps, target, ())
     constants = {"UNIT": problem.unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
     aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
     if config.block_rows:
@@ -256,24 +286,14 @@ def prepare(
     key = (shapes, x.dtype, out.dtype, kind, eps, flags, axis, config, x.device)
 
     def make() -> Prepared:
-        strides = [row_stride(tensor.movedim(axis, -1)) for tensor in (x, out)]
-        n = x.shape[axis]
-        is_direct = None not in strides
-        stride_x, stride_o = (n if stride is None or not is_direct else stride for stride in strides)
         is_same = x.dtype == out.dtype and all(vector.dtype == x.dtype for vector in vectors)
         vector_dtype = x.dtype if is_same else torch.float32
-        unit = 16 // min(x.element_size(), out.element_size())
-        is_aligned = are_vectors_aligned and (not is_direct or are_aligned((x, out)))
-        is_aligned = is_aligned and all(span % unit == 0 for span in (n, stride_x, stride_o))
         names = (name_of(x.dtype), name_of(out.dtype), name_of(vector_dtype))
-        problem = Problem(x.numel() // n, n, *names, is_aligned)
+        problem, view, is_direct = _walk(x.movedim(axis, -1), out.movedim(axis, -1), names, vectors)
         target = current(x.get_device())
         chosen = config or choose(problem, target)
         sizes = {
-            "rows": problem.rows,
-            "n": n // problem.unit,
-            "stride_x": stride_x // problem.unit,
-            "stride_o": stride_o // problem.unit,
+            **_sizes(problem, view),
             "eps": float(eps),
             "kind": list(KINDS).index(kind),
             "has_weight": int(weight is not None),
@@ -285,6 +305,40 @@ def prepare(
         return Detour(functools.partial(_through_copies, launch, axis, vector_dtype, is_direct), launch)
 
     return _launches.get(key, make)
+
+
+def _walk(
+    x: torch.Tensor, out: torch.Tensor, dtypes: tuple[str, str, str], vectors: list[torch.Tensor]
+) -> tuple[Problem, RowsView, bool]:
+    """The problem of rows `x` (…, N) and `out`, how kernels walk them, and whether they do so without copies."""
+    n = x.shape[-1]
+    rows = x.numel() // n
+    unit = 16 // min(x.element_size(), out.element_size())
+
+    def is_aligned(view: RowsView, *tensors: torch.Tensor) -> bool:
+        spans = (n, *(step for strides in view.strides for step in strides[:2]))
+        return are_aligned((*vectors, *tensors)) and all(span % unit == 0 for span in spans)
+
+    view = rows_of(x, out)
+    if view is not None:
+        is_contiguous = all(strides[2] == 1 for strides in view.strides)
+        problem = Problem(rows, n, *dtypes, is_contiguous and is_aligned(view, x, out), is_contiguous)
+        if problem.is_column:
+            return problem, view, True
+    steps = [row_stride(tensor) for tensor in (x, out)]
+    if None in steps:
+        view = RowsView((1, rows), n, ((0, n, 1), (0, n, 1)))
+        return Problem(rows, n, *dtypes, is_aligned(view)), view, False
+    view = RowsView((1, rows), n, tuple((0, step or 0, 1) for step in steps))
+    return Problem(rows, n, *dtypes, is_aligned(view, x, out)), view, True
+
+
+def _sizes(problem: Problem, view: RowsView) -> dict[str, float]:
+    sizes = {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // problem.unit}
+    for letter, strides in zip("xo", view.strides, strict=True):
+        sizes |= {f"stride_{letter}{dim}": stride // problem.unit for dim, stride in zip("oin", strides, strict=True)}
+        sizes[f"stride_{letter}"] = sizes[f"stride_{letter}i"]
+    return dict(sizes)
 
 
 def _launch(
@@ -346,6 +400,8 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     x = numbers((rows, n), device).to(dtype)
     weight, bias = (numbers((n,), device).add(shift).to(vector_dtype) for shift in (0, 1))
     out = torch.full((rows, n), float("nan"), dtype=out_dtype, device=device)
+    if config.is_column:
+        x, out = (tensor.mT.contiguous().mT for tensor in (x, out))
     prepared = prepare(x, out, "layer", _EPS, weight, bias, 1, config)
     prepared(x, weight, bias, out)
     expected = normalize_reference(x, "layer", _EPS, weight=weight, bias=bias)

@@ -253,9 +253,10 @@ def reduce_row_kernel(
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
     part = tl.program_id(0) % parts
     first_row = tl.program_id(0) // parts * BLOCK_ROWS
-    row = first_row + tl.arange(0, BLOCK_ROWS)
+    lane = tl.arange(0, BLOCK_ROWS)
+    row = first_row + lane
     in_rows = row < rows
-    from_row = row_offsets(row, first_row + BLOCK_ROWS, rows_inner, stride_outer, stride_inner, 1)
+    from_row = row_offsets(first_row, lane, rows_inner, stride_outer, stride_inner, BLOCK_ROWS, 1)
     # Where a row begins, counted from the piece that the first one begins in.
     place = tl.zeros((BLOCK_ROWS,), tl.int32)
     first_ptr = x_ptr

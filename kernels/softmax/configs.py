@@ -1,7 +1,8 @@
 """Softmax as the choice of a kernel sees it, all that can be chosen, and the choice. Pure: no torch, no Triton, no device.
 
 Short rows share a program, middling ones are held whole in registers, long ones are held by a group of programs or read
-twice. When rows are too few to occupy the device each is split over programs. The least predicted time is chosen.
+twice. When rows are too few to occupy the device each is split over programs. The least predicted time is chosen. Rows that
+lie across memory, and the shortest ones, have blocks by their length.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
-from tilewire.kernels.runtime.targets import Target
+from tilewire.kernels.runtime.targets import INTERPRETER, Target
 from tilewire.kernels.selection.cost_model import Amounts, Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for, table_name
+from tilewire.kernels.softmax.columns import Block, block_for, blocks_for, is_column
 
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
@@ -58,6 +60,16 @@ class Problem:
     is_aligned: bool = True
     log: bool = False
 
+    @property
+    def is_column(self) -> bool:
+        """Whether `column` computes it."""
+        return is_column(self.n, SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the rows are copied first, so that their elements follow one another."""
+        return not self.is_contiguous and not self.is_column
+
 
 @dataclass(frozen=True)
 class Config:
@@ -65,7 +77,7 @@ class Config:
 
     Attributes:
         kernel: `row` (whole rows in registers), `loop` (a row read twice), `cooperative` (a row in the registers of several
-            programs), `split` (a row over several programs, read twice) or `column` (rows lie across memory).
+            programs), `split` (a row over several programs, read twice) or `column` (whole rows side by side in registers).
         block_rows: Rows of one program.
         block_n: Elements of a row held at a time.
         num_warps: Warps of one program.
@@ -90,10 +102,8 @@ class Config:
 
 LOOP = Config("loop", 1, 4096, 8)
 SPLIT = Config("split", 1, 4096, 8)
-COLUMN = Config("column", 32, 32, 4)
-# Rows that lie across memory are copied first from this length on. One program reads 32 of them side by side to the end: 1024
-# elements took 92 µs for 64 rows, and 54 with the copies, which wait for the host; 65,536 elements 4,754 and 80 (H200).
-COPIED_N = 1024
+# Elements up to which rows that are read one by one take the blocks of rows across memory.
+SHORT_N = 4
 # Elements of the narrowest rows.
 _NARROWEST = 4
 # Rarer pairs of types have one configuration for each length from this on.
@@ -123,7 +133,7 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
         yield from _interpreted_members()
         return
     for dtype, out_dtype in itertools.product(FLOATS, FLOATS):
-        yield Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False), COLUMN
+        yield from _column_members(dtype, out_dtype, target)
         for is_aligned in (True, False):
             problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
             for tile in tiles_for(problem, target):
@@ -132,6 +142,19 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
                     yield from ((problem, replace(tile.config, splits=size)) for size in (SMALL_GROUP, SMALL_GROUP + 1))
                 else:
                     yield problem, tile.config
+
+
+def _column_members(dtype: str, out_dtype: str, target: Target) -> Iterator[tuple[Problem, Config]]:
+    problem = Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False)
+    return ((problem, _of_block(block)) for block in blocks_for(target, is_rare=dtype != out_dtype))
+
+
+def _of_block(block: Block) -> Config:
+    return Config("column", *block)
+
+
+def _column_config(problem: Problem, target: Target) -> Config:
+    return _of_block(block_for(problem.n, target, is_rare=problem.dtype != problem.out_dtype))
 
 
 def tiles_for(problem: Problem, target: Target) -> Iterator[Tile]:
@@ -161,26 +184,22 @@ def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
     for dtype, out_dtype, is_aligned in itertools.product(FLOATS, FLOATS, flags):
         problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
         for rows, n in ((2, 4), (2, 8), (2, 16), (2, 32), (2, 48), (2, 64), (1, 65), (2, 65)):
-            yield problem, choose_interpreted(replace(problem, rows=rows, n=n))
+            # Rows of whole pieces are no shorter than one.
+            if n >= unit_of(dtype, is_aligned=is_aligned):
+                yield problem, choose_interpreted(replace(problem, rows=rows, n=n))
         if not is_aligned:
-            apart = replace(problem, is_contiguous=False)
-            yield apart, choose_interpreted(apart)
+            yield from _column_members(dtype, out_dtype, INTERPRETER)
 
 
 def choose_interpreted(problem: Problem) -> Config:
     """Small blocks, which reach every tail and loop of the kernels at sizes that an interpreter can do."""
-    if not problem.is_contiguous:
-        return Config("column", 16, 16, 4)
+    if problem.is_column:
+        return _column_config(problem, INTERPRETER)
     if problem.n <= 64:
         if problem.n > 32 and problem.n <= 48:
             return Config("row", 2, 32, 4, tail_n=16)
         return Config("row", 2, power_of_two(problem.n), 4)
     return Config("split", 1, 32, 4, 3) if problem.rows == 1 else Config("loop", 1, 32, 4)
-
-
-def is_copied(problem: Problem) -> bool:
-    """Whether the rows are copied first, so that their elements follow one another."""
-    return not problem.is_contiguous and problem.n >= COPIED_N
 
 
 # ── choice ──────────────────────────────────────────────────────────────────────────────────────────
@@ -201,8 +220,8 @@ def select(problem: Problem, target: Target) -> Config:
     """
     if target.backend == "interpreter":
         return choose_interpreted(problem)
-    if not problem.is_contiguous:
-        return COLUMN
+    if problem.is_column:
+        return _column_config(problem, target)
 
     def predicted_us(found: tuple[Config, Tile]) -> float:
         return MODEL.us(found[1].costs, amounts_of(problem, found[0], target))
@@ -212,7 +231,7 @@ def select(problem: Problem, target: Target) -> Config:
 
 def explain(problem: Problem, target: Target) -> str:
     """One line: what `select` gives `problem`, and the terms of its predicted time."""
-    if is_copied(problem):
+    if problem.is_copied:
         unit = unit_of(problem.dtype, is_aligned=True)
         rows = replace(problem, is_contiguous=True, is_aligned=problem.n % unit == 0)
         return f"{explain(rows, target)}; rows lie across memory and are copied first"
@@ -220,10 +239,13 @@ def explain(problem: Problem, target: Target) -> str:
     words = (
         f"{chosen.kernel} {chosen.block_rows}x{chosen.held_n}, {chosen.num_warps} warps, {chosen.splits} programs a row"
     )
-    tile = dict(_possible(problem, target)).get(chosen) if problem.is_contiguous else None
     head = f"{problem.dtype} {problem.rows}x{problem.n} by table {table_name(target)}: {words}"
+    if problem.is_column:
+        which = "that lie across memory" if not problem.is_contiguous else "that are read one by one"
+        return f"{head}, for rows of up to {chosen.block_n} elements {which}"
+    tile = dict(_possible(problem, target)).get(chosen)
     if tile is None:
-        return f"{head}, the only one for rows that lie across memory"
+        return f"{head}, for the interpreter"
     amounts = amounts_of(problem, chosen, target)
     return f"{head}, {MODEL.us(tile.costs, amounts):.1f} µs = {MODEL.explained(tile.costs, amounts)}"
 
@@ -235,7 +257,9 @@ def select_invariant(problem: Problem, target: Target) -> Config:
 
 def possible(problem: Problem, target: Target) -> Iterator[Config]:
     """Every member of the catalogue that can compute `problem`, at every sensible number of programs for a row."""
-    return (config for config, _ in _possible(problem, target)) if problem.is_contiguous else iter((COLUMN,))
+    if problem.is_column:
+        return iter((_column_config(problem, target),))
+    return (config for config, _ in _possible(problem, target))
 
 
 def _possible(problem: Problem, target: Target) -> Iterator[tuple[Config, Tile]]:

@@ -35,16 +35,25 @@ def exp(x, IN_PTX: tl.constexpr):
 
 
 @triton.jit
-def row_offsets(row, end, rows_inner, stride_outer, stride_inner, UNIT: tl.constexpr):
-    """Offset of the first element of each row, in elements; strides come in UNITs, by which they divide, as int64.
+def row_offsets(first, lane, rows_inner, stride_outer, stride_inner, ROWS: tl.constexpr, UNIT: tl.constexpr):
+    """Offsets of the first elements of the rows `first` + `lane`, in elements; `first` is a scalar, `lane` is below ROWS.
 
-    Rows are below `end`. Where there is one outer row, as in a matrix, nothing is divided: that takes longer than a short
-    row does.
+    Strides come in UNITs, by which they divide, as int64. Where there is one outer row, as in a matrix, nothing is divided:
+    that takes longer than a short row does. Else `first` is divided, once a program. The others are so few rows behind it
+    that a product in float32 finds their outer row: it is off by less than 1/2 of an inner one.
     """
-    offsets = row * stride_inner
-    if end > rows_inner:
-        outer = row // rows_inner
-        offsets = outer * stride_outer + (row - outer * rows_inner) * stride_inner
+    offsets = (first + lane) * stride_inner
+    if first + ROWS > rows_inner:
+        outer = first // rows_inner
+        inner = first - outer * rows_inner + lane
+        if ROWS > 1:
+            if rows_inner < ROWS:
+                more = ((inner.to(tl.float32) + 0.5) * (1.0 / rows_inner)).to(tl.int32)
+            else:
+                more = (inner >= rows_inner).to(tl.int32)
+            offsets = (outer + more) * stride_outer + (inner - more * rows_inner) * stride_inner
+        else:
+            offsets = outer * stride_outer + inner * stride_inner
     return offsets * UNIT
 
 
@@ -101,10 +110,10 @@ def to_steps(of_rows, STEPS: tl.constexpr):
 
 
 @triton.jit
-def numbers_of(first, start, ROWS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
-    """The rows from `first` and the elements from `start` of the steps that `top_of` takes: (STEPS × ROWS,) and with lanes."""
+def numbers_of(start, ROWS: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr):
+    """The rows from 0 and the elements from `start` of the steps that `top_of` takes: (STEPS × ROWS,) and with lanes."""
     number = tl.arange(0, STEPS * ROWS)
-    return first + number % ROWS, (start + number // ROWS * LANES)[:, None] + tl.arange(0, LANES)[None, :]
+    return number % ROWS, (start + number // ROWS * LANES)[:, None] + tl.arange(0, LANES)[None, :]
 
 
 @triton.jit
@@ -138,22 +147,22 @@ def softmax_row_kernel(
     n = n * UNIT
     STEPS: tl.constexpr = BLOCK_N // LANES
     first = tl.program_id(0) * BLOCK_ROWS
-    row, offs_n = numbers_of(first, 0, BLOCK_ROWS, STEPS, LANES)
-    x_ptrs = x_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_xo, stride_xi, UNIT)[:, None] + offs_n
-    out_ptrs = out_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_oo, stride_oi, UNIT)[:, None] + offs_n
-    mask = (row < rows)[:, None] & (offs_n < n)
+    row, offs_n = numbers_of(0, BLOCK_ROWS, STEPS, LANES)
+    x_ptrs = x_ptr + row_offsets(first, row, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, UNIT)[:, None] + offs_n
+    out_ptrs = out_ptr + row_offsets(first, row, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, UNIT)[:, None] + offs_n
+    mask = (first + row < rows)[:, None] & (offs_n < n)
     x = tl.load(x_ptrs, mask=mask, other=-float("inf")).to(tl.float32)
     top = top_of(x, BLOCK_ROWS)
     if TAIL_N > 0:
         TAIL_STEPS: tl.constexpr = TAIL_N // TAIL_LANES
-        row, offs_n = numbers_of(first, BLOCK_N, BLOCK_ROWS, TAIL_STEPS, TAIL_LANES)
+        row, offs_n = numbers_of(BLOCK_N, BLOCK_ROWS, TAIL_STEPS, TAIL_LANES)
         tail_ptrs = (
-            x_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_xo, stride_xi, UNIT)[:, None] + offs_n
+            x_ptr + row_offsets(first, row, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, UNIT)[:, None] + offs_n
         )
         to_tail = (
-            out_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_oo, stride_oi, UNIT)[:, None] + offs_n
+            out_ptr + row_offsets(first, row, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, UNIT)[:, None] + offs_n
         )
-        in_tail = (row < rows)[:, None] & (offs_n < n)
+        in_tail = (first + row < rows)[:, None] & (offs_n < n)
         tail = tl.load(tail_ptrs, mask=in_tail, other=-float("inf")).to(tl.float32)
         top = tl.maximum(top, top_of(tail, BLOCK_ROWS))
     # Two ways, so that a row is held once: as it is for the logarithm, as its exponentials otherwise. The first has other
@@ -223,8 +232,8 @@ def softmax_loop_kernel(
     await_previous(OVERLAP)
     n = n * UNIT
     row = tl.program_id(0)
-    x_ptr += row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
-    out_ptr += row_offsets(row, row + 1, rows_inner, stride_oo, stride_oi, UNIT)
+    x_ptr += row_offsets(row, 0, rows_inner, stride_xo, stride_xi, 1, UNIT)
+    out_ptr += row_offsets(row, 0, rows_inner, stride_oo, stride_oi, 1, UNIT)
     top, total = scan(x_ptr, 0, n, BLOCK_N, IN_PTX)
     write(x_ptr, out_ptr, 0, n, top, total, log, BLOCK_N, IN_PTX)
 
@@ -251,7 +260,7 @@ def softmax_partial_kernel(
     n = n * UNIT
     row = tl.program_id(0)
     part = tl.program_id(1)
-    x_ptr += row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
+    x_ptr += row_offsets(row, 0, rows_inner, stride_xo, stride_xi, 1, UNIT)
     first = part * blocks_per_split * BLOCK_N
     top, total = scan(x_ptr, first, tl.minimum(n, first + blocks_per_split * BLOCK_N), BLOCK_N, IN_PTX)
     place = partial_ptr + (row.to(tl.int64) * tl.num_programs(1) + part) * 2 + tl.arange(0, 1)
@@ -289,11 +298,25 @@ def softmax_apply_kernel(
     tops = tl.load(place, mask=others < splits, other=-float("inf"))
     totals = tl.load(place + 1, mask=others < splits, other=0.0)
     top, total = merge_lanes(tops, totals, 0, IN_PTX)
-    x_ptr += row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
-    out_ptr += row_offsets(row, row + 1, rows_inner, stride_oo, stride_oi, UNIT)
+    x_ptr += row_offsets(row, 0, rows_inner, stride_xo, stride_xi, 1, UNIT)
+    out_ptr += row_offsets(row, 0, rows_inner, stride_oo, stride_oi, 1, UNIT)
     first = part * blocks_per_split * BLOCK_N
     last = tl.minimum(n, first + blocks_per_split * BLOCK_N)
     write(x_ptr, out_ptr, first, last, top, total, log, BLOCK_N, IN_PTX)
+
+
+@triton.jit
+def column_block(
+    first, rows, n, rows_inner, stride_outer, stride_inner, stride_n, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Offsets and mask, (BLOCK_N, BLOCK_ROWS), of rows from `first` whose elements lie `stride_n` apart.
+
+    Rows are last: so the compiler gives neighbouring lanes neighbouring rows.
+    """
+    lane = tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)[:, None]
+    from_rows = row_offsets(first, lane, rows_inner, stride_outer, stride_inner, BLOCK_ROWS, 1)
+    return from_rows[None, :] + offs_n * stride_n, (first + lane < rows)[None, :] & (offs_n < n)
 
 
 @triton.jit
@@ -315,28 +338,21 @@ def softmax_column_kernel(
     OVERLAP: tl.constexpr,
     IN_PTX: tl.constexpr,
 ):
-    """Rows whose elements lie apart: neighbouring rows are read side by side. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    """Rows whose elements lie apart, held side by side: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
     await_previous(OVERLAP)
     first = tl.program_id(0) * BLOCK_ROWS
-    row = first + tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
-    x_ptrs = x_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_xo, stride_xi, 1)[None, :]
-    out_ptrs = out_ptr + row_offsets(row, first + BLOCK_ROWS, rows_inner, stride_oo, stride_oi, 1)[None, :]
-    in_rows = (row < rows)[None, :]
-    top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
-    for start in range(0, n, BLOCK_N):
-        offs = (start + offs_n)[:, None]
-        x = tl.load(x_ptrs + offs * stride_xn, mask=in_rows & (offs < n), other=-float("inf")).to(tl.float32)
-        top, total = absorb(top, total, x, IN_PTX)
-    top, total = merge_lanes(top, total, 0, IN_PTX)
-    for start in range(0, n, BLOCK_N):
-        offs = (start + offs_n)[:, None]
-        mask = in_rows & (offs < n)
-        x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(
-            out_ptrs + offs * stride_on, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=mask
-        )
+    from_x, mask = column_block(first, rows, n, rows_inner, stride_xo, stride_xi, stride_xn, BLOCK_ROWS, BLOCK_N)
+    x = tl.load(x_ptr + from_x, mask=mask, other=-float("inf")).to(tl.float32)
+    top = tl.max(x, axis=0)[None, :]
+    # As in `softmax_row_kernel`.
+    if log > 0:
+        total = tl.sum(tl.exp(x - top), axis=0)[None, :]
+        x = x - top - tl.log(total)
+    else:
+        x = exp(x - top, IN_PTX)
+        x = x * (1.0 / tl.sum(x, axis=0)[None, :])
+    to_out, mask = column_block(first, rows, n, rows_inner, stride_oo, stride_oi, stride_on, BLOCK_ROWS, BLOCK_N)
+    tl.store(out_ptr + to_out, x.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -375,7 +391,7 @@ def softmax_cooperative_kernel(
     count_ptr += group
     turn = 0
     for row in tl.range(group, rows, num_groups):
-        from_x = row_offsets(row, row + 1, rows_inner, stride_xo, stride_xi, UNIT)
+        from_x = row_offsets(row, 0, rows_inner, stride_xo, stride_xi, 1, UNIT)
         x = tl.load(x_ptr + from_x + offs_n, mask=mask, other=-float("inf")).to(tl.float32)
         my_top = tl.max(x, axis=0)
         # A member may hold nothing but padding.
@@ -387,6 +403,6 @@ def softmax_cooperative_kernel(
         turn += 1
         top, total = merge_lanes(tops, totals, 0, IN_PTX)
         out = normalise(x, top, total, log, IN_PTX)
-        to_out = row_offsets(row, row + 1, rows_inner, stride_oo, stride_oi, UNIT)
+        to_out = row_offsets(row, 0, rows_inner, stride_oo, stride_oi, 1, UNIT)
         tl.store(out_ptr + to_out + offs_n, out.to(out_ptr.dtype.element_ty), mask=mask)
     leave(count_ptr, group_size, turn)

@@ -42,3 +42,27 @@ def test_a_nan_stays_in_its_row(generator):
     assert out[17].isnan().all()
     assert out[:17].isfinite().all()
     assert out[18:].isfinite().all()
+
+
+# Each block of rows that are held side by side, and the copies that are made beyond them.
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11, 16, 17, 64, 65, 200, 256, 257, 1000, 1023, 1024])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_across_memory_and_short_rows(n, dtype, kind, generator):
+    x = (torch.randn((7, n + 1, 301), generator=generator, device="cuda") + 3).to(dtype)[:, :n]
+    weight, bias = torch.randn((2, n), generator=generator, device="cuda")
+    for inner, vectors in ((301, {}), (1, {"weight": weight.to(dtype)}), (13, {"weight": weight, "bias": bias})):
+        some = x[..., :inner]
+        along = some.transpose(1, 2).contiguous()
+        for out_dtype, tolerance in TOLERANCE.items():
+            for rows, axis in ((some, 1), (along, 2), (along[:, inner // 2 :], 2)):
+                out = normalize(rows, kind, axis=axis, out_dtype=out_dtype, **vectors)
+                expected = normalize_reference(rows, kind, KINDS[kind], axis=axis, **vectors)
+                torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("n", [2, 9, 50, 200, 800])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(n, kind, generator):
+    x = torch.randn((5, n, 4001), generator=generator, device="cuda")
+    assert torch.equal(normalize(x[1:3, :, 7:9], kind, axis=1), normalize(x, kind, axis=1)[1:3, :, 7:9])

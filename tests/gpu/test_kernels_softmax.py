@@ -1,5 +1,7 @@
 """softmax on a GPU, against the fp64 oracle."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -74,3 +76,24 @@ def test_offsets_past_two_to_the_31(generator):
     x = torch.zeros((2**31 // 8192 + 200, 8192), dtype=torch.bfloat16, device="cuda")
     x[-3:] = torch.randn((3, 8192), generator=generator, device="cuda").bfloat16()
     check(softmax(x)[-3:], x[-3:])
+
+
+# Each block of rows that are held side by side, and the copies that are made beyond them.
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11, 16, 17, 64, 65, 200, 256, 257, 1000, 1023, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("log", [False, True])
+def test_rows_across_memory_and_short_rows(n, dtype, log, generator):
+    x = (torch.randn((7, n + 1, 701), generator=generator, device="cuda") * 4).to(dtype)[:, :n]
+    for inner, out_dtype in itertools.product((701, 1, 13), (torch.float32, torch.bfloat16)):
+        some = x[..., :inner]
+        check(softmax(some, axis=1, log=log, out_dtype=out_dtype), some, axis=1, log=log)
+        along = some.transpose(1, 2).contiguous()
+        check(softmax(along, log=log, out_dtype=out_dtype), along, log=log)
+        check(softmax(along[:, inner // 2 :], log=log, out_dtype=out_dtype), along[:, inner // 2 :], log=log)
+
+
+@pytest.mark.parametrize("n", [2, 9, 50, 200, 800])
+def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(n, generator):
+    x = torch.randn((5, n, 4001), generator=generator, device="cuda")
+    whole = softmax(x, axis=1, batch_invariant=True)
+    assert torch.equal(softmax(x[1:3, :, 7:9], axis=1, batch_invariant=True), whole[1:3, :, 7:9])

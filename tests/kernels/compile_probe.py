@@ -127,6 +127,14 @@ def variants(target):
             whole = choose_softmax(problem, target)
             for kernel in KERNELS[whole.kernel]:
                 yield f"softmax {n} {dtype} {kernel.__name__}", build_softmax(kernel, problem, whole, target)
+    for dtype, out_dtype, n in itertools.product(
+        ("float32", "bfloat16"), ("float32", "bfloat16"), (4, 16, 64, 256, 1000)
+    ):
+        problem = SoftmaxProblem(4096, n, dtype, out_dtype, is_contiguous=False, is_aligned=False)
+        whole = choose_softmax(problem, target)
+        name = f"softmax {n} {dtype} {out_dtype} across unaligned"
+        (kernel,) = KERNELS[whole.kernel]
+        yield name, build_softmax(kernel, problem, whole, target)
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
         yield f"add {dtype}", build_add(problem.specialization, choose_add(problem, target), target)
@@ -174,6 +182,13 @@ def row_variants(target):
             rows = NormalizeProblem(8192, n, dtype, dtype, dtype, is_aligned)
             name = f"normalize {dtype} {n}{'' if is_aligned else ' unaligned'}"
             yield name, normalize_variant(rows, choose_normalize(rows, target), target)
+        for out_dtype, n in itertools.product(("float32", "bfloat16"), (4, 16, 64, 256, 1000)):
+            vector_dtype = dtype if dtype == out_dtype else "float32"
+            rows = NormalizeProblem(8192, n, dtype, out_dtype, vector_dtype, is_aligned=False, is_contiguous=False)
+            name = f"normalize {n} {dtype} {out_dtype} across unaligned"
+            yield name, normalize_variant(rows, choose_normalize(rows, target), target)
+        rows = NormalizeProblem(8192, 16, dtype, dtype, dtype)
+        yield f"normalize {dtype} 16", normalize_variant(rows, choose_normalize(rows, target), target)
         for is_binary in (True, False):
             elements = PointwiseProblem(1, 1 << 20, dtype, dtype, is_binary=is_binary)
             yield (

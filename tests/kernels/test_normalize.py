@@ -1,9 +1,12 @@
 """normalize in the interpreter, against float64: kinds, lengths, axes, strides, weights, hostile rows."""
 
+import itertools
+
 import pytest
 import torch
 
 from tilewire.kernels.normalize.op import KINDS, normalize, normalize_reference, prepare_normalize
+from tilewire.kernels.runtime.pipeline import Detour
 
 # The interpreter cuts bfloat16 off instead of rounding it.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
@@ -111,3 +114,63 @@ def test_refuses(x, kind, options, named):
 def test_prepared_refuses_an_output_that_does_not_fit():
     with pytest.raises(ValueError, match="out"):
         prepare_normalize(torch.ones(2, 3), torch.empty(3, 2), kind="rms")
+
+
+def across(generator, dtype, n, inner=5, outer=3):
+    """Rows of `n` that lie across memory, in two dimensions beside the axis; nothing is at an even distance."""
+    whole = torch.randn((outer, n + 1, inner + 2), generator=generator) + 1
+    return whole.to(dtype)[:, :n, 1:-1]
+
+
+@pytest.mark.parametrize("n", range(1, 71))
+def test_each_length_across_memory_and_along_it(n, generator):
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    weight, bias = (torch.randn(n, generator=generator).to(dtypes[n // 9 % 3]) for _ in "ab")
+    vectors: tuple[dict[str, torch.Tensor], ...]
+    vectors = ({"weight": weight, "bias": bias.float()}, {}, {"bias": bias}, {"weight": weight})
+    for turn in (n, n + 1):
+        kind, dtype = tuple(KINDS)[turn % 3], dtypes[turn // 3 % 3]
+        x = across(generator, dtype, n)
+        options = {"out_dtype": dtype if turn % 2 else torch.float32, **vectors[turn % 4]}
+        check(x, kind, axis=1, **options)
+        check(x.transpose(1, 2).contiguous()[:, 1:], kind, **options)
+
+
+@pytest.mark.parametrize(("n", "inner"), [*itertools.product((2, 300, 1023), (1, 3, 7, 9, 20)), (1024, 2)])
+def test_rows_of_any_number_lie_side_by_side(n, inner, generator):
+    check(across(generator, torch.float32, n, inner, 4), "layer", axis=1)
+
+
+@pytest.mark.parametrize("n", [3, 16, 60, 1000])
+def test_rows_across_memory_are_not_copied(n, generator):
+    x = across(generator, torch.float32, n)
+    weight = torch.randn(n, generator=generator)
+    prepared = prepare_normalize(x, torch.empty(x.shape), kind="rms", weight=weight, axis=1)
+    assert [variant.kernel.__name__ for variant in prepared.variants] == ["normalize_column_kernel"]
+    assert not isinstance(prepared, Detour)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [3, 60])
+def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(kind, n, generator):
+    x = across(generator, torch.float32, n, 9)
+    whole = normalize(x, kind, axis=1)
+    assert torch.equal(normalize(x[1:2, :, 3:5], kind, axis=1), whole[1:2, :, 3:5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_and_infinity_across_memory_stay_in_their_rows(kind):
+    x = torch.ones(20, 4)
+    x[3, 1] = float("nan")
+    x[5, 2] = float("inf")
+    out = normalize(x, kind, axis=0)
+    assert out[:, 1].isnan().all()
+    assert out[5, 2].isnan()
+    assert out[:, [0, 3]].isfinite().all()
+
+
+def test_a_far_mean_across_memory_costs_no_accuracy(generator):
+    x = torch.randn((90, 2), generator=generator) + 1000
+    torch.testing.assert_close(
+        normalize(x, "layer", axis=0).double(), normalize_reference(x, "layer", 1e-5, axis=0), rtol=1e-3, atol=1e-3
+    )

@@ -6,7 +6,8 @@ import torch
 from tests.support.kernel_bounds import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
 from tilewire.kernels.runtime.targets import KNOWN
-from tilewire.kernels.softmax.configs import COPIED_N, Config, Problem, explain
+from tilewire.kernels.softmax.columns import COPIED_N
+from tilewire.kernels.softmax.configs import Config, Problem, explain, select
 from tilewire.kernels.softmax.op import prepare
 
 H200 = KNOWN["nvidia_h200"]
@@ -87,7 +88,9 @@ def test_long_rows_across_memory(n, log, generator):
 
 def test_the_reason_names_the_copies():
     lines = [explain(Problem(8, n, "bfloat16", "bfloat16", is_contiguous=False), H200) for n in (64, 4096)]
-    assert lines[0].endswith("the only one for rows that lie across memory")
+    assert lines[0].endswith(
+        "column 64x64, 8 warps, 1 programs a row, for rows of up to 64 elements that lie across memory"
+    )
     assert "8x4096 by table" in lines[1]
     assert lines[1].endswith("; rows lie across memory and are copied first")
 
@@ -151,3 +154,67 @@ def test_narrow_rows(n, log, generator):
     x = torch.randn((7, n), generator=generator) * 5
     out = poisoned((7, n), torch.float32)
     check(softmax(x, log=log, out=out), x, log=log)
+
+
+def across(generator, dtype, n, inner=5, outer=3):
+    """Rows of `n` that lie across memory, in two dimensions beside the axis; nothing is at an even distance."""
+    whole = torch.randn((outer, n + 1, inner + 2), generator=generator) * 4
+    return whole.to(dtype)[:, :n, 1:-1]
+
+
+@pytest.mark.parametrize("n", range(1, 71))
+def test_each_length_across_memory_and_along_it(n, generator):
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    for turn in (n, n + 1):
+        dtype, out_dtype, log = dtypes[turn % 3], dtypes[turn // 3 % 3], turn % 2 == 0
+        x = across(generator, dtype, n)
+        check(softmax(x, axis=1, log=log, out_dtype=out_dtype), x, axis=1, log=log)
+        along = x.transpose(1, 2).contiguous()[:, 1:]
+        check(softmax(along, log=log, out_dtype=out_dtype), along, log=log)
+
+
+@pytest.mark.parametrize("inner", [1, 2, 3, 7, 8, 9, 20])
+@pytest.mark.parametrize("n", [2, 13, 300])
+def test_rows_of_any_number_lie_side_by_side(inner, n, generator):
+    x = across(generator, torch.float32, n, inner, 4)
+    out = poisoned((4, n, inner), torch.float32)
+    check(softmax(x, axis=1, out=out), x, axis=1)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("n", [3, 15, 64, 200])
+def test_infinities_and_nan_across_memory_as_torch(n, log):
+    x = torch.zeros(n, 7)
+    x[:, 0] = float("-inf")
+    x[1, 1] = float("inf")
+    x[-1, 2] = float("nan")
+    x[:-1, 3] = float("-inf")
+    x[0, 4] = float("-inf")
+    x[:, 5] = float("nan")
+    x[:, 6] = float("inf")
+    expected = torch.log_softmax(x, 0) if log else torch.softmax(x, 0)
+    torch.testing.assert_close(softmax(x, axis=0, log=log), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [2, 4, 9, 64, 500])
+def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(n, generator):
+    x = across(generator, torch.float32, n, 9)
+    whole = softmax(x, axis=1, batch_invariant=True)
+    assert torch.equal(softmax(x[1:2, :, 3:5], axis=1, batch_invariant=True), whole[1:2, :, 3:5])
+    short = x.transpose(1, 2).contiguous()[..., :3]
+    assert torch.equal(softmax(short[2:, 7:8], batch_invariant=True), softmax(short, batch_invariant=True)[2:, 7:8])
+
+
+def test_the_reason_names_the_block_of_short_rows():
+    line = explain(Problem(1 << 20, 2, "float32", "float32", is_aligned=False), H200)
+    assert line.endswith(
+        "column 512x4, 4 warps, 1 programs a row, for rows of up to 4 elements that are read one by one"
+    )
+
+
+@pytest.mark.parametrize("n", range(1, 1024, 31))
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+def test_a_column_block_holds_the_row_whole(n, out_dtype):
+    config = select(Problem(8, n, "bfloat16", out_dtype, is_contiguous=False, is_aligned=False), H200)
+    assert config.kernel == "column"
+    assert config.block_n >= n
