@@ -17,20 +17,59 @@ INT32 = tl.constexpr(5)
 
 
 @triton.jit
-def indices_of(row, rows, extents, OUTER_RANK: tl.constexpr):
-    """Indices of rows that are numbered over OUTER_RANK dimensions, 0, 1 or 3.
+def divided(number, divisor, extent):
+    """Quotient and remainder of 32-bit `number` by `extent`, of which `walks.divisor_of` made `divisor`."""
+    factor, shift = (divisor >> 5).to(tl.uint32), (divisor & 31).to(tl.uint32)
+    quotient = (tl.umulhi(number.to(tl.uint32), factor) >> shift).to(tl.int32)
+    return quotient, number - quotient * tl.cast(extent, tl.int32)
 
-    Divisions are slow enough to show in small additions: none where the innermost dimension holds all `rows`.
-    """
+
+@triton.jit
+def carried(start, more, extent, divisor, MOST: tl.constexpr):
+    """Carry and index of `start` + `more` in a dimension, from the index `start` on; `more` is at most MOST, and an int32."""
+    total = start + more
+    small, _ = divided(total.to(tl.int32), divisor, extent)
+    # Further than once around only where 32 bits hold all of it.
+    carry = tl.where(extent > MOST, (total >= extent).to(tl.int32), small)
+    return carry, total - carry * extent
+
+
+@triton.jit
+def narrow_indices(row, extents, divisors):
+    """Indices of rows over three dimensions, outermost first, in 32 bits."""
+    above, inner = divided(row, divisors[1], extents[1])
+    outer, middle = divided(above, divisors[0], extents[0])
+    return outer, middle, inner
+
+
+@triton.jit
+def wide_indices(first, more, extents, divisors, MOST: tl.constexpr):
+    """Indices of rows `first` + `more` in 64 bits. Those of `first` are divided for, the others carry; see `carried`."""
     extent_1, extent_2 = extents
+    carry, inner = carried(first % extent_2, more, extent_2, divisors[1], MOST)
+    above = first // extent_2
+    carry, middle = carried(above % extent_1, carry, extent_1, divisors[0], MOST)
+    return above // extent_1 + carry, middle, inner
+
+
+@triton.jit
+def indices_of(first, rows, extents, divisors, is_narrow, OUTER_RANK: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """Indices of the rows of a block that are numbered over OUTER_RANK dimensions, 0, 1 or 3.
+
+    Divisions are slow enough to show in small additions: none where the innermost dimension holds all `rows`, and only
+    multiplications where 32 bits hold what there is.
+    """
+    row = tl.minimum(first + tl.arange(0, BLOCK_ROWS), rows - 1)
     outer = row * 0
     middle = row * 0
     inner = row
     if OUTER_RANK == 3:  # noqa: SIM102 - the first is decided when compiling
-        if extent_2 < rows:
-            inner = row % extent_2
-            middle = (row // extent_2) % extent_1
-            outer = row // (extent_1 * extent_2)
+        if extents[1] < rows:
+            if is_narrow:
+                near = narrow_indices(row.to(tl.int32), extents, divisors)
+                outer, middle, inner = near[0].to(tl.int64), near[1].to(tl.int64), near[2].to(tl.int64)
+            else:
+                outer, middle, inner = wide_indices(first, (row - first).to(tl.int32), extents, divisors, BLOCK_ROWS)
     return outer, middle, inner
 
 
@@ -49,10 +88,46 @@ def row_starts(indices, strides, UNIT: tl.constexpr, OUTER_RANK: tl.constexpr):
 
 
 @triton.jit
+def offsets_of(indices, column, strides, stride_n):
+    """Offsets of elements, found in as many bits as their indices have."""
+    outer, middle, inner = indices
+    stride_0, stride_1, stride_2 = strides
+    BITS: tl.constexpr = column.dtype
+    outside = outer * tl.cast(stride_0, BITS) + middle * tl.cast(stride_1, BITS)
+    return (outside + inner * tl.cast(stride_2, BITS) + column * tl.cast(stride_n, BITS)).to(tl.int64)
+
+
+@triton.jit
+def place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK: tl.constexpr):
+    """Places of BLOCK elements that follow one another; see `place_tile`. Neighbouring threads have neighbours."""
+    a_ptr, strides_a, stride_an = a
+    b_ptr, strides_b, stride_bn = b
+    strides_o, stride_on = out
+    lane = tl.arange(0, BLOCK)[None, :]
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    left = tl.minimum(rows * n - first, BLOCK).to(tl.int32)
+    if is_narrow:
+        row, column = divided(first.to(tl.int32) + lane, divisors[2], n)
+        near = narrow_indices(row, extents, divisors)
+        from_a = offsets_of(near, column, strides_a, stride_an)
+        from_b = offsets_of(near, column, strides_b, stride_bn)
+        to_out = offsets_of(near, column, strides_o, stride_on)
+    else:
+        more, place = carried(first % n, lane, n, divisors[2], BLOCK)
+        far = wide_indices(first // n, more, extents, divisors, BLOCK)
+        from_a = offsets_of(far, place, strides_a, stride_an)
+        from_b = offsets_of(far, place, strides_b, stride_bn)
+        to_out = offsets_of(far, place, strides_o, stride_on)
+    return (a_ptr, from_a, 0), (b_ptr, from_b, 0), to_out, lane, lane < left, left < BLOCK
+
+
+@triton.jit
 def place_tile(
     rows,
     n,
     extents,
+    divisors,
+    is_narrow,
     a,
     b,
     out,
@@ -82,9 +157,9 @@ def place_tile(
     first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
     row = first_row + tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
-    indices = indices_of(tl.minimum(row, rows - 1), rows, extents, OUTER_RANK)
-    from_a = row_starts(indices, strides_a, UNIT, OUTER_RANK)[:, None]
-    from_b = row_starts(indices, strides_b, UNIT, OUTER_RANK)[:, None]
+    indices = indices_of(first_row, rows, extents, divisors, is_narrow, OUTER_RANK, BLOCK_ROWS)
+    from_a = row_starts(indices, strides_a, 1 if A_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
+    from_b = row_starts(indices, strides_b, 1 if B_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
     to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
     a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
     b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
@@ -98,9 +173,11 @@ def place_tile(
 def load_tile(operand, offs_n, mask, INNER: tl.constexpr):
     """A (rows, BLOCK_N) tile; INNER is "unit", "repeat" or "any": the stride along n is 1, 0 or something else.
 
-    `operand` is (pointer, offsets of the rows, stride along n).
+    `operand` is (pointer, offsets of the rows, stride along n). For "each" the offsets are those of elements.
     """
     ptr, starts, stride_n = operand
+    if INNER == "each":
+        return tl.load(ptr + starts, mask=mask)
     if INNER == "unit":
         return tl.load(ptr + starts + offs_n, mask=mask)
     if INNER == "repeat":
@@ -161,6 +238,10 @@ def add_kernel(
     n,
     extent_1,
     extent_2,
+    divisor_1,
+    divisor_2,
+    divisor_n,
+    is_narrow,
     stride_a0,
     stride_a1,
     stride_a2,
@@ -193,10 +274,27 @@ def add_kernel(
     a = (a_ptr, (stride_a0, stride_a1, stride_a2), stride_an)
     b = (b_ptr, (stride_b0, stride_b1, stride_b2), stride_bn)
     out = ((stride_o0, stride_o1, stride_o2), stride_on)
-    extents = (extent_1, extent_2)
-    a, b, to_out, offs_n, mask, is_cut = place_tile(
-        rows, n, extents, a, b, out, UNIT, A_INNER, B_INNER, OUT_INNER, OUTER_RANK, BLOCK_ROWS, BLOCK_N
-    )
+    extents, divisors = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
+    if OUT_INNER == "each":
+        a, b, to_out, offs_n, mask, is_cut = place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_N)
+    else:
+        a, b, to_out, offs_n, mask, is_cut = place_tile(
+            rows,
+            n,
+            extents,
+            divisors,
+            is_narrow,
+            a,
+            b,
+            out,
+            UNIT,
+            A_INNER,
+            B_INNER,
+            OUT_INNER,
+            OUTER_RANK,
+            BLOCK_ROWS,
+            BLOCK_N,
+        )
     if not IS_TYPED or is_cut:
         add_tile(a, b, out_ptr, alpha, to_out, offs_n, mask, out_kind, A_INNER, B_INNER, COMPUTE, IS_TYPED)
     else:

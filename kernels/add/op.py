@@ -9,12 +9,21 @@ import torch
 import triton.language as tl
 
 from tilewire.kernels.add.kernel import add_kernel
-from tilewire.kernels.build.operands import lying, numbers
+from tilewire.kernels.build.operands import loose_operands, lying, numbers
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime import elementwise
-from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
+from tilewire.kernels.runtime.elementwise import (
+    ALL_ANY,
+    ALL_EACH,
+    ALL_UNIT,
+    REPEATS,
+    Config,
+    Specialization,
+    choose_loose,
+    loose_configs,
+)
 from tilewire.kernels.runtime.kinds import ITEM_BYTES, name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_each_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
 from tilewire.kernels.runtime.rows import check_dtype, check_pair, output
 from tilewire.kernels.runtime.strides import broadcast_shapes
@@ -38,32 +47,29 @@ class Problem(elementwise.Problem):
         """The specialization whose binaries compute this."""
         is_typed = self.dtype == self.out_dtype
         is_unit = self.inner == ALL_UNIT
+        if is_unit and is_typed and self.outer_rank == 0:
+            return Specialization(self.dtype, True, self.is_aligned, ALL_UNIT, 0)
         # Rarer patterns have fewer binaries.
-        is_common = is_unit or (self.inner in REPEATS and self.is_aligned and is_typed)
-        rank = self.outer_rank if is_unit and is_typed and (self.is_aligned or self.outer_rank == 0) else 3
-        inner = self.inner if is_common else ALL_ANY
-        return Specialization(self.dtype, is_typed, self.is_aligned and is_common, inner, rank)
+        if self.is_aligned and not self.is_short and (is_unit or (self.inner in REPEATS and is_typed)):
+            rank = self.outer_rank if is_unit and is_typed else 3
+            return Specialization(self.dtype, is_typed, True, self.inner, rank)
+        if is_unit and is_typed and self.n > _LOOSE_N:
+            return Specialization(self.dtype, True, False, ALL_UNIT, 3)
+        return Specialization(self.dtype, is_typed, False, self.loose, 3)
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The configuration for `problem` on `target`: with its specialization, one of `members(target)`."""
-    configs = configs_for(problem.specialization, target)
-    if problem.specialization.outer_rank == 0:
+    specialization = problem.specialization
+    if specialization.inner in (ALL_ANY, ALL_EACH):
+        return choose_loose(problem, specialization, target)
+    configs = configs_for(specialization, target)
+    if specialization.outer_rank == 0:
         entries = _measured(target)
         return next(config for config, entry in zip(configs, entries, strict=True) if problem.n <= entry[0])
-    if problem.specialization.is_aligned:
-        # Whole blocks move without a mask: the longest that a row fills. Few rows have programs to spare.
-        filled = [config for config in configs if config.block_n <= problem.n]
-        return configs[-1] if problem.rows <= target.num_sms or not filled else filled[-1]
-    # Element by element: the shortest block that holds a row computes the least beside it. Of few rows, each thread has less
-    # to do in a longer one, and there are multiprocessors to spare.
-    holding = [config for config in configs if config.block_n >= problem.n] or configs[-1:]
-    few = (config for config in reversed(holding) if _num_programs(problem, config) <= target.num_sms)
-    return next(few, holding[0])
-
-
-def _num_programs(problem: Problem, config: Config) -> int:
-    return -(-problem.rows // config.block_rows) * -(-problem.n // config.block_n)
+    # Whole blocks move without a mask: the longest that a row fills. Few rows have programs to spare.
+    filled = [config for config in configs if config.block_n <= problem.n]
+    return configs[-1] if problem.rows <= target.num_sms or not filled else filled[-1]
 
 
 def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
@@ -72,14 +78,17 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
         specializations = [Specialization(dtype, True, True, ALL_UNIT, rank) for rank in (0, 1, 3)]
         specializations += [Specialization(dtype, True, True, inner, 3) for inner in REPEATS]
         specializations += [Specialization(dtype, True, False, ALL_UNIT, rank) for rank in (0, 3)]
-        specializations += [Specialization(dtype, False, is_aligned, ALL_UNIT, 3) for is_aligned in (True, False)]
-        specializations += [Specialization(dtype, is_typed, False, ALL_ANY, 3) for is_typed in (True, False)]
+        specializations += [Specialization(dtype, False, True, ALL_UNIT, 3)]
+        for inner in (ALL_ANY, ALL_EACH):
+            specializations += [Specialization(dtype, is_typed, False, inner, 3) for is_typed in (True, False)]
         for specialization in specializations:
             yield from ((specialization, config) for config in configs_for(specialization, target))
 
 
 def configs_for(specialization: Specialization, target: Target) -> list[Config]:
     """For a single row one for each measured size; else by rising length of a row."""
+    if specialization.inner in (ALL_ANY, ALL_EACH):
+        return list(loose_configs(specialization, target))
     if target.backend == "interpreter":
         if specialization.outer_rank == 0:
             return [Config(1, 64, 4) for _ in _measured(target)]
@@ -92,6 +101,8 @@ def configs_for(specialization: Specialization, target: Target) -> list[Config]:
         return [Config(1, elements, num_warps) for elements, num_warps in sizes]
     elements, num_warps = sizes[len(sizes) // 2]
     is_common = specialization.outer_rank == 1
+    if not specialization.is_aligned:
+        return [Config(elements // _UNALIGNED_LENGTH, _UNALIGNED_LENGTH, num_warps)]
     lengths = [length for length in _LENGTHS if length < elements and (is_common or length in _FEWER_LENGTHS)]
     return [Config(elements // length, length, num_warps) for length in (*lengths, elements)]
 
@@ -99,6 +110,9 @@ def configs_for(specialization: Specialization, target: Target) -> list[Config]:
 # Rows that are shorter than a block share one: blocks come in these lengths.
 _LENGTHS = tuple(1 << power for power in range(4, 12))
 _FEWER_LENGTHS = _LENGTHS[::2]
+_UNALIGNED_LENGTH = 256
+# Rows of more elements have tiles where they begin anywhere, too.
+_LOOSE_N = 1023
 
 
 def _measured(target: Target) -> list[tuple[float, int, int]]:
@@ -200,7 +214,7 @@ def prepare(
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     shapes = (a.shape, a.stride(), b.shape, b.stride(), out.shape, out.stride())
     # As text: 0.0 equals -0.0, and NaN not itself.
-    key = (shapes, a.dtype, out.dtype, are_aligned((a, b, out)), repr(alpha), config, a.device)
+    key = (shapes, a.dtype, out.dtype, are_each_aligned((a, b, out)), repr(alpha), config, a.device)
 
     def make() -> Prepared:
         def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
@@ -215,9 +229,11 @@ def prepare(
         problem = walk.problem(Problem, a, b, out)
         target = current(a.get_device())
         chosen = config or choose(problem, target)
-        values = walk.sizes("abo", problem.specialization.unit) | {"out_kind": KINDS[problem.out_dtype]}
+        specialization = problem.specialization
+        values = walk.sizes("abo", specialization.unit) | {"out_kind": KINDS[problem.out_dtype]}
         values["alpha"] = float(alpha) if a.is_floating_point() else int(alpha)
-        return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, a.device)
+        programs = programs_of(problem, specialization, chosen)
+        return Launch(build(specialization, chosen, target), (programs,), values, a.device)
 
     return _launches.get(key, make)
 
@@ -229,15 +245,19 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     """Launches one binary and checks it."""
     dtype = getattr(torch, specialization.dtype)
     other = torch.float16 if specialization.dtype == "float32" else torch.float32
-    n = 2 * config.block_n if specialization.is_aligned else 2 * config.block_n - 1
-    shape = {0: (n,), 1: (5, n), 3: (2, 3, n)}[specialization.outer_rank]
-    values = numbers(shape, device)
-    shift = 0 if specialization.is_aligned else 1
     dtypes = (dtype, dtype, dtype if specialization.is_typed else other)
-    a, b, out = (
-        lying(values, inner, kind, is_padded=True, shift=shift)
-        for inner, kind in zip(specialization.inner, dtypes, strict=True)
-    )
+    if specialization.inner in (ALL_ANY, ALL_EACH):
+        a, b, out = loose_operands(specialization, config, dtypes, device)
+    else:
+        n = 2 * config.block_n
+        if not specialization.is_aligned:
+            n = max(n, _LOOSE_N + 2 if specialization.outer_rank else 0) - 1
+        values = numbers({0: (n,), 1: (5, n), 3: (2, 3, n)}[specialization.outer_rank], device)
+        shift = 0 if specialization.is_aligned else 1
+        a, b, out = (
+            lying(values, inner, kind, is_padded=True, shift=shift)
+            for inner, kind in zip(specialization.inner, dtypes, strict=True)
+        )
     launch = prepare(a, b, out, alpha=2, config=config)
     launch(a, b, out)
     return SelfTest(launch.variants, (out.float() == a.float() + 2 * b.float()).all())

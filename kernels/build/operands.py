@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tilewire.kernels.runtime.elementwise import ALL_EACH, Config, Specialization
 from tilewire.kernels.runtime.strides import Extent
 
 
@@ -64,3 +65,19 @@ def lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bo
     storage = torch.empty(shape, dtype=dtype, device=values.device)
     rows = storage.narrow(-2, 0, outer[-1]) if outer else storage
     return rows[..., shift:length:step].copy_(values)
+
+
+def loose_operands(
+    specialization: Specialization, config: Config, dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Operands of two or three blocks for a binary that takes any strides: two that step over every other element.
+
+    The first lies across them, unless each element is placed by itself: then it is like them.
+    """
+    if specialization.inner == ALL_EACH:
+        values = numbers((2, config.block_n // 5 + 1, 5), device)
+        first = lying(values, "any", dtypes[0], is_padded=True, shift=1)
+    else:
+        values = numbers((2, config.block_rows + 9, 2 * config.block_n - 1), device)
+        first = lying(values.mT, "unit", dtypes[0], is_padded=True, shift=1).mT
+    return (first, *(lying(values, "any", dtype, is_padded=True, shift=1) for dtype in dtypes[1:]))

@@ -9,13 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from tilewire.kernels.build.operands import lying, numbers
+from tilewire.kernels.build.operands import loose_operands, lying, numbers
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.pointwise.kernel import pointwise_kernel
 from tilewire.kernels.runtime import elementwise
-from tilewire.kernels.runtime.elementwise import ALL_ANY, ALL_UNIT, REPEATS, Config, Specialization
+from tilewire.kernels.runtime.elementwise import (
+    ALL_ANY,
+    ALL_EACH,
+    ALL_UNIT,
+    REPEATS,
+    Config,
+    Specialization,
+    choose_loose,
+    loose_configs,
+)
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, KINDS, name_of
-from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned
+from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_each_aligned
 from tilewire.kernels.runtime.pipeline import Detour, Prepared, single_entries
 from tilewire.kernels.runtime.rows import check_dtype, check_pair
 from tilewire.kernels.runtime.strides import broadcast_shapes
@@ -50,44 +59,42 @@ class Problem(elementwise.Problem):
         """The specialization whose binaries compute this: the rarer a pattern, the fewer binaries are made for it."""
         is_typed = self.dtype == self.out_dtype
         is_flat = self.rows == 1 and self.inner == ALL_UNIT
-        is_common = is_typed and (is_flat or (self.is_aligned and self.inner in _COMMON))
+        is_common = is_typed and (is_flat or (self.is_aligned and not self.is_short and self.inner in _COMMON))
         if not is_common:
-            return Specialization(self.dtype, is_typed, False, ALL_ANY, 3, self.is_binary)
+            return Specialization(self.dtype, is_typed, False, self.loose, 3, self.is_binary)
         return Specialization(self.dtype, True, self.is_aligned, self.inner, 0 if is_flat else 3, self.is_binary)
 
 
 _COMMON = (ALL_UNIT, *REPEATS)
-# Blocks by rising length of a row, and up to which length each is for: read in pieces of 16 bytes, and element by element,
-# where a thread that has many takes long (H200, `tilewire bench ops --random`).
+# Blocks of pieces of 16 bytes by rising length of a row, and up to which length each is for (H200, `tilewire bench ops
+# --random`).
 _PIECES = ((511, Config(16, 64, 4)), (math.inf, Config(4, 256, 4)))
-_ELEMENTS = ((4, Config(128, 4, 4)), (64, Config(8, 64, 4)), (math.inf, Config(8, 128, 4)))
 # Up to so many bytes a multiprocessor, blocks for few threads of a single row (H200, likewise).
 _FEW_BYTES = 18 * 1024
-# Blocks of four elements a thread, and the length from where on each is for: where a multiprocessor has so few elements that
-# how long one thread takes decides (H200, likewise).
-_FEWEST = 2048
-_FEWEST_PIECES, _FEWEST_ELEMENTS = (96, Config(1, 256, 2)), (5, Config(8, 16, 1))
+# The block of four elements a thread, and the length from where on it is for: where a multiprocessor has so few elements
+# that how long one thread takes decides (H200, likewise), and where a higher block has no rows for its threads.
+_FEWEST, _FEWEST_ROWS = 2048, 2
+_FEWEST_N, _FEWEST_PIECES = 96, Config(1, 256, 2)
 
 
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
-    least, fewest = _fewest(problem.specialization)
-    is_fewest = problem.n >= least and problem.rows * problem.n <= _FEWEST * target.num_sms
-    if is_fewest and target.backend != "interpreter":
-        return fewest
-    return next(config for most, config in _blocks(problem.specialization, target) if problem.n <= most)
+    specialization = problem.specialization
+    if specialization.inner in (ALL_ANY, ALL_EACH):
+        return choose_loose(problem, specialization, target)
+    is_single = specialization.outer_rank == 0
+    is_fewest = problem.rows * problem.n <= _FEWEST * target.num_sms or (not is_single and problem.rows <= _FEWEST_ROWS)
+    if is_fewest and (is_single or problem.n >= _FEWEST_N) and target.backend != "interpreter":
+        return _FEWEST_PIECES
+    return next(config for most, config in _blocks(specialization, target) if problem.n <= most)
 
 
 def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:
     """Blocks by rising length of a row, and those for the fewest elements."""
+    if specialization.inner in (ALL_ANY, ALL_EACH):
+        return loose_configs(specialization, target)
     found = tuple(config for _, config in _blocks(specialization, target))
-    return found if target.backend == "interpreter" else (*found, _fewest(specialization)[1])
-
-
-def _fewest(specialization: Specialization) -> tuple[int, Config]:
-    if specialization.outer_rank == 0:
-        return 1, _FEWEST_PIECES[1]
-    return _FEWEST_PIECES if specialization.is_aligned else _FEWEST_ELEMENTS
+    return found if target.backend == "interpreter" else (*found, _FEWEST_PIECES)
 
 
 def _blocks(specialization: Specialization, target: Target) -> Sequence[tuple[float, Config]]:
@@ -96,7 +103,7 @@ def _blocks(specialization: Specialization, target: Target) -> Sequence[tuple[fl
     if target.backend == "interpreter":
         return ((math.inf, Config(1, 64, 4)),) if is_single else ((63, Config(4, 16, 4)), (math.inf, Config(1, 64, 4)))
     if not is_single:
-        return _PIECES if specialization.is_aligned else _ELEMENTS
+        return _PIECES
     item_bytes = ITEM_BYTES[specialization.dtype]
     elements = 2048 // item_bytes
     most = _FEW_BYTES * target.num_sms // item_bytes
@@ -108,7 +115,7 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]
     for dtype, is_binary in itertools.product(FLOATS, (True, False)):
         patterns = [(True, is_aligned, ALL_UNIT, 0) for is_aligned in (True, False)]
         patterns += [(True, True, inner, 3) for inner in (_COMMON if is_binary else _COMMON[:1])]
-        patterns += [(is_typed, False, ALL_ANY, 3) for is_typed in (True, False)]
+        patterns += [(is_typed, False, inner, 3) for is_typed in (True, False) for inner in (ALL_ANY, ALL_EACH)]
         for pattern in patterns:
             specialization = Specialization(dtype, *pattern, is_binary)
             yield from ((specialization, config) for config in configs_for(specialization, target))
@@ -219,7 +226,7 @@ def prepare(
 ) -> Prepared:
     """Prepares launches on checked operands; `config` replaces the choice, for tests and tuning."""
     like_y = None if y is None else (y.shape, y.stride())
-    shapes = (x.shape, x.stride(), like_y, out.shape, out.stride(), are_aligned((x, y, out)))
+    shapes = (x.shape, x.stride(), like_y, out.shape, out.stride(), are_each_aligned((x, y, out)))
     # As text: 0.0 equals -0.0, and NaN not itself.
     key = (shapes, x.dtype, out.dtype, fn, repr((float(scale), float(shift))), config, x.device)
 
@@ -238,9 +245,11 @@ def prepare(
         chosen = config or choose(problem, target)
         # 0.0 would make -0.0 of a result 0.0.
         options = {"scale": float(scale), "shift": float(shift) or -0.0}
-        values = walk.sizes("xyo", problem.specialization.unit) | options
+        specialization = problem.specialization
+        values = walk.sizes("xyo", specialization.unit) | options
         values |= {"fn": (UNARY if y is None else BINARY)[fn], "out_kind": KINDS[problem.out_dtype]}
-        return Launch(build(problem.specialization, chosen, target), (programs_of(problem, chosen),), values, x.device)
+        programs = programs_of(problem, specialization, chosen)
+        return Launch(build(specialization, chosen, target), (programs,), values, x.device)
 
     return _launches.get(key, make)
 
@@ -252,15 +261,18 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     """Launches one binary and checks it."""
     dtype = getattr(torch, specialization.dtype)
     other = torch.float16 if specialization.dtype == "float32" else torch.float32
-    n = 2 * config.block_n - (0 if specialization.is_aligned else 1)
-    shape = (n,) if specialization.outer_rank == 0 else (2, config.block_rows + 1, n)
-    values = numbers(shape, device)
-    shift = 0 if specialization.is_aligned else 1
     dtypes = (dtype, dtype, dtype if specialization.is_typed else other)
-    x, y, out = (
-        lying(values, inner, kind, is_padded=specialization.outer_rank > 0, shift=shift)
-        for inner, kind in zip(specialization.inner, dtypes, strict=True)
-    )
+    if specialization.inner in (ALL_ANY, ALL_EACH):
+        x, y, out = loose_operands(specialization, config, dtypes, device)
+    else:
+        n = 2 * config.block_n - (0 if specialization.is_aligned else 1)
+        shape = (n,) if specialization.outer_rank == 0 else (2, config.block_rows + 1, n)
+        values = numbers(shape, device)
+        shift = 0 if specialization.is_aligned else 1
+        x, y, out = (
+            lying(values, inner, kind, is_padded=specialization.outer_rank > 0, shift=shift)
+            for inner, kind in zip(specialization.inner, dtypes, strict=True)
+        )
     out.fill_(float("nan"))
     second = y if specialization.is_binary else None
     prepared = prepare(x, second, out, "mul" if specialization.is_binary else "neg", 2.0, 1.0, config)

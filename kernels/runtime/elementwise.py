@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tilewire.kernels.runtime.kinds import unit_of
+from tilewire.kernels.runtime.targets import Target
 
-# How both operands and the output go along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`.
+# How both operands and the output go along the last extent: `unit` (stride 1), `repeat` (stride 0) or `any`. For `each` the
+# place of each element is found by itself, and there are no rows.
 Inner = tuple[str, str, str]
 ALL_UNIT: Inner = ("unit", "unit", "unit")
 REPEATS: tuple[Inner, ...] = (("unit", "repeat", "unit"), ("repeat", "unit", "unit"))
 ALL_ANY: Inner = ("any", "any", "any")
+ALL_EACH: Inner = ("each", "each", "each")
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Problem:
         inner: Steps of both operands and the output along the last extent.
         outer_rank: Dimensions that number the rows: 0 for a single row, 1, or 3.
         is_binary: Whether there are two inputs.
+        is_across: Whether neighbours in memory of an operand or of the output lie in different rows, as after a transposition.
     """
 
     rows: int
@@ -71,3 +76,42 @@ class Problem:
     inner: Inner = ALL_UNIT
     outer_rank: int = 0
     is_binary: bool = True
+    is_across: bool = False
+
+    @property
+    def loose(self) -> Inner:
+        """The steps of binaries that take any strides: tiles where lines of memory go across rows, else `ALL_EACH`."""
+        return ALL_ANY if self.is_across else ALL_EACH
+
+    @property
+    def is_short(self) -> bool:
+        """Whether blocks of aligned rows would be mostly empty."""
+        return self.n < _SHORTEST
+
+
+# The shortest blocks of aligned rows.
+_SHORTEST = 16
+# Elements of a program where each has a place of its own, and up to how many a multiprocessor.
+_EACH = ((2048, Config(1, 256, 2)), (math.inf, Config(1, 512, 4)))
+# Tiles that take any strides, and up to which length of a row: a thread group reads whole lines either way.
+_ANY = ((16, Config(128, 8, 4)), (math.inf, Config(32, 32, 4)))
+_INTERPRETED_EACH = ((math.inf, Config(1, 64, 4)),)
+_INTERPRETED_ANY = ((16, Config(16, 8, 4)), (math.inf, Config(4, 32, 4)))
+
+
+def _loose(specialization: Specialization, target: Target) -> tuple[tuple[float, Config], ...]:
+    if specialization.inner == ALL_EACH:
+        return _INTERPRETED_EACH if target.backend == "interpreter" else _EACH
+    return _INTERPRETED_ANY if target.backend == "interpreter" else _ANY
+
+
+def loose_configs(specialization: Specialization, target: Target) -> tuple[Config, ...]:
+    """Blocks that `choose_loose` has for `ALL_EACH` or `ALL_ANY`."""
+    return tuple(config for _, config in _loose(specialization, target))
+
+
+def choose_loose(problem: Problem, specialization: Specialization, target: Target) -> Config:
+    """Blocks of a problem whose binary takes any strides."""
+    is_each = specialization.inner == ALL_EACH
+    size = problem.rows * problem.n / target.num_sms if is_each else problem.n
+    return next(config for most, config in _loose(specialization, target) if size <= most)

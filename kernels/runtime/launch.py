@@ -351,3 +351,8 @@ def on_compile(hook: Callable[[str], None]) -> None:
 def are_aligned(tensors: Iterable[torch.Tensor | None]) -> bool:
     """Whether each tensor present starts at a multiple of 16 bytes."""
     return all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
+
+
+def are_each_aligned(tensors: Iterable[torch.Tensor | None]) -> tuple[bool, ...]:
+    """For each tensor whether it starts at a multiple of 16 bytes; an absent one does."""
+    return tuple(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)

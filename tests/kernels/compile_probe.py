@@ -138,6 +138,10 @@ def variants(target):
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
         yield f"add {dtype}", build_add(problem.specialization, choose_add(problem, target), target)
+        for is_across, n, out_dtype in itertools.product((False, True), (5, 50), (dtype, "float16")):
+            problem = AddProblem(1 << 20, n, dtype, out_dtype, False, outer_rank=3, is_across=is_across)
+            name = f"add {dtype} {n} {out_dtype} {'across' if is_across else 'each'} unaligned"
+            yield name, build_add(problem.specialization, choose_add(problem, target), target)
     yield from grouped_variants(target)
     yield from ranking_variants(target)
     yield from row_variants(target)
@@ -195,6 +199,12 @@ def row_variants(target):
                 f"pointwise {dtype}",
                 build_pointwise(elements.specialization, choose_pointwise(elements, target), target),
             )
+            for is_across, n in itertools.product((False, True), (5, 50)):
+                elements = PointwiseProblem(
+                    1 << 20, n, dtype, dtype, False, outer_rank=3, is_binary=is_binary, is_across=is_across
+                )
+                name = f"pointwise {dtype} {n} {is_binary} {'across' if is_across else 'each'} unaligned"
+                yield name, build_pointwise(elements.specialization, choose_pointwise(elements, target), target)
 
 
 def grouped_variants(target):
