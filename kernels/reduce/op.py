@@ -152,7 +152,7 @@ def prepare(
         n = x.numel() if axis is None else x.shape[axis]
         if n == 1 and not isinstance(config, Config):
             return Detour(functools.partial(_of_one, KINDS[kind]))
-        view = _view(x, axis)
+        view = _view(x, axis, is_index=KINDS[kind].is_index)
         # All elements are one row, which has none beside it.
         wanted = None if config == "invariant" and axis is None else config
         if view is not None and not (wanted == "invariant" and _begin_apart(x, view)):
@@ -194,11 +194,13 @@ def _of_one(kind: Kind, x: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x.reshape(out.shape))
 
 
-def _view(x: torch.Tensor, axis: int | None) -> RowsView | None:
+def _view(x: torch.Tensor, axis: int | None, *, is_index: bool) -> RowsView | None:
     """How the kernels can walk `x`; None where it must be copied first."""
     if axis is not None:
         return rows_of(x.movedim(axis, -1))
-    extents, (strides,) = collapse(x.shape, x.stride())
+    # All elements are read as they lie, unless their order counts.
+    order = range(x.dim()) if is_index else sorted(range(x.dim()), key=x.stride, reverse=True)
+    extents, (strides,) = collapse([x.shape[dim] for dim in order], [x.stride(dim) for dim in order])
     if len(extents) > 1:
         return None
     return RowsView((1, 1), x.numel(), ((0, 0, strides[0] if strides else 1),))

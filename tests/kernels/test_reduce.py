@@ -5,6 +5,7 @@ import torch
 
 from tilewire.kernels.reduce.configs import KINDS, Config
 from tilewire.kernels.reduce.op import prepare, prepare_reduce, reduce, reduce_reference
+from tilewire.kernels.runtime.pipeline import Detour
 
 INF, NAN = float("inf"), float("nan")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -81,6 +82,17 @@ def test_strides_and_dimensions_that_do_not_merge(generator):
     check(x[:, :, :, ::3], "argmax")
     check(x.permute(3, 0, 2, 1), "logsumexp", axis=2)
     check(x[:, ::2], "argmin", axis=None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", [(2, 0, 1), (1, 0, 2), (2, 1, 0)])
+def test_all_elements_are_read_as_they_lie_unless_their_order_counts(kind, order, generator):
+    x = torch.randint(-9, 10, (6, 7, 8), generator=generator).float().permute(order)
+    out = torch.empty((), dtype=torch.int64 if KINDS[kind].is_index else torch.float32)
+    prepared = prepare(x, out, kind=kind, axis=None)
+    assert isinstance(prepared, Detour) == KINDS[kind].is_index
+    prepared(x, out)
+    check(x, kind, axis=None, out=out)
 
 
 def test_keepdims_and_out_dtype(generator):
