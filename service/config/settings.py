@@ -201,7 +201,9 @@ class Settings(BaseSettings):
         default=True, description="Keep a process that has imported torch and waits: a dead engine is replaced sooner."
     )
     engine_timeout_s: float = Field(
-        5.0, ge=0, description="A ready engine that gives no sign of life for this long is replaced; 0 for never."
+        5.0,
+        ge=0,
+        description="An engine or a gateway that gives no sign of life for this long is replaced; 0 for never.",
     )
     log_level: LogLevel = Field("info", description="Least severe event that is logged.")
     log_format: LogFormat = Field("console", description="console for people, json for machines.")

@@ -271,11 +271,12 @@ async def beat_when_ready(ready: asyncio.Event, control: child.Control, engine: 
     """Sends `Ready`, and then beats for as long as the device finishes what it is given."""
     await ready.wait()
     control.send(child.Ready(f"{identity.backend}: {identity.device_name}"))
-    while True:
+
+    def finishes_launches() -> bool:
         launched_ns = engine.launched_ns
-        if not launched_ns or time.monotonic_ns() - launched_ns < MAX_LAUNCH_S * 1e9:
-            control.send(child.Beat())
-        await asyncio.sleep(child.BEAT_S)
+        return not launched_ns or time.monotonic_ns() - launched_ns < MAX_LAUNCH_S * 1e9
+
+    await control.beat(finishes_launches)
 
 
 async def serve(settings: EngineSettings, logger: structlog.stdlib.BoundLogger) -> None:

@@ -192,6 +192,7 @@ async def serve(
     background.append(drain_on_signal(draining, gateway, servers, control))
     background.append(say_ready(attached, servers, control))
     background.append(gateway.authenticator.keep_current())
+    background.append(control.beat())
     await run_beside(serve_all(), background)
     await control.close()
 

@@ -61,7 +61,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The child is alive; sent every `BEAT_S` by a child that is watched."""
+    """The child is alive; sent every `BEAT_S`. The first one begins the watch over a child."""
 
 
 Readable = Literal["text", "openmetrics", "hidden", "history"]
@@ -191,6 +191,13 @@ class Control:
     def send(self, message: Ready | Beat | Figures) -> None:
         """Sends with everything else that this turn of the loop sends."""
         self._link.send(message)
+
+    async def beat(self, is_well: Callable[[], bool] = lambda: True) -> None:
+        """Sends beats for as long as the child is well; to be run in the loop that does its work."""
+        while True:
+            if is_well():
+                self.send(Beat())
+            await asyncio.sleep(BEAT_S)
 
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
         return await self._read("openmetrics" if openmetrics else "text", tuple[bytes, str])

@@ -141,8 +141,8 @@ class Child:
         exposition: Source of the text that it serves as `/metrics`.
         history: Source of the last minutes.
         logger: Gets its fate.
-        silence_s: Longest time between two beats of a ready child. After it the child is ended and replaced. 0 for a
-            child that is not watched.
+        silence_s: Longest time between two beats. After it the child is ended and replaced. 0 for a child that is not
+            watched.
 
     Attributes:
         ready: Set while it does its work.
@@ -160,7 +160,7 @@ class Child:
         exposition: Exposition,
         history: History,
         logger: Logger,
-        silence_s: float = 0.0,
+        silence_s: float,
     ) -> None:
         self.name = name
         self._spare = spare
@@ -234,6 +234,7 @@ class Child:
             with contextlib.suppress(OSError):
                 ours.shutdown(socket.SHUT_RDWR)
         ours.setblocking(False)
+        self._beat_s = 0.0
         lost = asyncio.Event()
         control: Link[child.ToSupervisor] = Link(child.ToSupervisor, self._on_message, lost.set)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: control, ours)
@@ -252,13 +253,15 @@ class Child:
         return status
 
     async def _watch(self) -> None:
-        """Kills a child that was ready and has fallen silent."""
+        """Kills a child that sent beats and has fallen silent. The time of one that drains is bounded by who drains it."""
         while self._silence_s:
             slept_s = time.monotonic()
             await asyncio.sleep(child.BEAT_S)
             now_s = time.monotonic()
-            if now_s - slept_s > 2 * child.BEAT_S or not self.ready.is_set():
-                # It was the supervisor that did not run, or nothing is expected yet.
+            if not self._beat_s or self._draining.is_set():
+                continue
+            if now_s - slept_s > 2 * child.BEAT_S:
+                # It was the supervisor that did not run, and maybe the whole machine.
                 self._beat_s = now_s
             elif now_s - self._beat_s > self._silence_s and self._process is not None:
                 self._logger.error(

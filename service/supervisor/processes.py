@@ -118,6 +118,7 @@ class Supervisor:
             exposition=Exposition(totals),
             history=history,
             logger=self._logger,
+            silence_s=self._settings.engine_timeout_s,
         )
         addresses = []
         devices = devices_of(self._settings.device)
@@ -127,8 +128,7 @@ class Supervisor:
             door = stack.enter_context(listen_locally())
             addresses.append(door.getsockname().decode())
             make = self._engine_settings(index, door, stack)
-            engine = child(f"engine-{index}", self._spare, make, silence_s=self._settings.engine_timeout_s)
-            self._engines.append(engine)
+            self._engines.append(child(f"engine-{index}", self._spare, make))
         inherited = self._open_for_gateways(listener, stack)
         for index in range(self._settings.num_arenas):
             is_http = index < self._settings.num_gateways

@@ -285,7 +285,8 @@ def test_descriptors_that_are_few_are_left_for_the_next_engine(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_engine_that_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
-    server = LiveServer(tmp_path / "log", *PLAIN)
+    """After the drain's own time, and not after the silence that ends one which serves."""
+    server = LiveServer(tmp_path / "log", *PLAIN, "--engine-timeout-s", "3")
     (engine,) = server.engines()
     os.kill(engine, signal.SIGSTOP)
     assert server.stop() == 1
@@ -571,6 +572,33 @@ def test_a_hung_engine_is_replaced(start_server: StartServer) -> None:
         assert client.head("/v1/tensors/w").status_code == 200
         assert client.post("/v1/matmul", content=ONES).status_code == 200
     assert "a process hangs: it is ended" in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_hung_gateway_is_replaced_and_a_suspended_service_is_not(start_server: StartServer) -> None:
+    server = start_server("--gateways", "1", "--arena-bytes", "16MiB", "--engine-timeout-s", "1")
+    (engine,), (gateway,) = server.engines(), server.gateways()
+    with held([server.process.pid, engine, gateway]):
+        time.sleep(2.5)  # The silence itself, as of a machine that sleeps: nothing else ends it.
+    with server.client() as client:
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+    with RawConnection(server.connect()) as its_own:
+        its_own.send(head("GET", "/readyz"))
+        assert its_own.answer().status == 200
+        with held([gateway]), RawConnection(server.connect()) as waits:
+            its_own.send(post("/v1/matmul", ONES))
+            assert its_own.is_closed()
+            # One that nobody had taken is the next gateway's.
+            waits.send(head("GET", "/healthz"))
+            assert waits.answer().status == 200
+    wait_for_status(server, "/readyz", 200)
+    assert server.engines() == [engine]
+    assert server.gateways() != [gateway]
+    with server.client() as client:
+        now = scrape(client)
+        assert total(now, "tilewire_process_deaths_total", process="gateway-0") == 1
+        assert total(now, "tilewire_process_deaths_total") == 1
+    assert server.log.read_text().count("a process hangs: it is ended") == 1
 
 
 def counts_504(number: float, now: Scrape) -> bool:
