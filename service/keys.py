@@ -31,6 +31,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
+from tilewire.service.watched_files import UnusableFile
 
 PREFIX = "tw_"
 SECRET_BYTES = 32
@@ -48,7 +49,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PATTERN = re.compile(r"[A-Za-z0-9._/-]{0,255}\*?", re.ASCII)
 
 
-class KeysError(Exception):
+class KeysError(UnusableFile):
     """The file cannot be used; the message says why, and names no secret."""
 
 

@@ -10,18 +10,16 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
 
 from tilewire.service.config.process import TlsSettings
+from tilewire.service.watched_files import FileWatch, UnusableFile
 
 logger = logging.getLogger(__name__)
 
 RELOAD_S = 2.0
-T = TypeVar("T")
 
 
-class TlsError(Exception):
+class TlsError(UnusableFile):
     """A file that cannot be used; the message says which.
 
     Attributes:
@@ -56,42 +54,9 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
     return context
 
 
-def version_of(tls: TlsSettings) -> tuple[object, ...]:
-    """Changes when the certificate's files do.
-
-    Raises:
-        TlsError: One is missing.
-    """
-    try:
-        found = [Path(path).stat() for path in (tls.certificate, tls.key)]
-    except OSError as error:
-        raise TlsError(f"{error.filename}: {error.strerror}") from error
-    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in found)
-
-
-class CertificateWatch:
-    """Notices when the certificate's files change.
-
-    Args:
-        tls: The files.
-    """
-
-    def __init__(self, tls: TlsSettings) -> None:
-        self._tls = tls
-        self._version = version_of(tls)
-
-    def take(self, read: Callable[[], T]) -> T | None:
-        """Returns what `read` makes of files that have changed; None for none, and for files that cannot be used."""
-        try:
-            if (now := version_of(self._tls)) == self._version:
-                return None
-            self._version = now
-            found = read()
-            logger.info("the certificate was read again: %s", self._tls.certificate)
-        except (TlsError, OSError) as error:
-            logger.error("the certificate stays as it was: %s", error)  # noqa: TRY400  (the reason is the whole story)
-            return None
-        return found
+def watch_certificate(tls: TlsSettings, report: Callable[[bool], object]) -> FileWatch:
+    """Returns a watch over the certificate and its key."""
+    return FileWatch("the certificate stays as it was", (tls.certificate, tls.key), report)
 
 
 class CurrentContext:
@@ -102,6 +67,7 @@ class CurrentContext:
 
     Args:
         tls: The files.
+        report: As of `FileWatch`.
 
     Attributes:
         context: Context of connections that begin now.
@@ -110,10 +76,9 @@ class CurrentContext:
         TlsError: A file cannot be used.
     """
 
-    def __init__(self, tls: TlsSettings) -> None:
+    def __init__(self, tls: TlsSettings, report: Callable[[bool], object]) -> None:
         self._tls = tls
-        # Noted before the files are read, so that no change between the two is missed.
-        self._watch = CertificateWatch(tls)
+        self._watch = watch_certificate(tls, report)
         self.context = make_context(tls)
 
     async def keep_current(self) -> None:
@@ -122,6 +87,7 @@ class CurrentContext:
             await asyncio.sleep(RELOAD_S)
             if (fresh := self._watch.take(lambda: make_context(self._tls))) is not None:
                 self.context = fresh
+                logger.info("the certificate was read again: %s", self._tls.certificate)
 
 
 def _refuse_password() -> str:

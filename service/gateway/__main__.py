@@ -52,7 +52,7 @@ class GatewayServer(uvicorn.Server):
         counts: ConnectionCounts | None = None,
         tls: TlsSettings | None = None,
     ) -> None:
-        self._tls = None if tls is None else CurrentContext(tls)
+        self._tls = None if tls is None else CurrentContext(tls, gateway.metrics.follow_file("certificate"))
         super().__init__(make_config(gateway, app, self._tls))
         self._gateway = gateway
         self.is_listening = asyncio.Event()

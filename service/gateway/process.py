@@ -33,10 +33,9 @@ from tilewire.service.gateway.telemetry.metrics import GatewayMetrics
 from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import Welcome
-from tilewire.service.keys import KeysError
 from tilewire.service.supervisor import child
 from tilewire.service.telemetry import log
-from tilewire.service.tls import TlsError
+from tilewire.service.watched_files import UnusableFile
 
 if TYPE_CHECKING:
     from tilewire.service.gateway.telemetry.otlp import OtlpRecorder
@@ -77,7 +76,7 @@ class Server(Protocol):
         ...
 
 
-def make_authenticator(settings: GatewaySettings) -> Authenticator:
+def make_authenticator(settings: GatewaySettings, metrics: GatewayMetrics) -> Authenticator:
     """Makes the authenticator, which counts usage on the page that all gateways share.
 
     Raises:
@@ -91,6 +90,7 @@ def make_authenticator(settings: GatewaySettings) -> Authenticator:
         keyless=settings.keyless,
         is_read_only=settings.is_read_only,
         quotas=Quotas(UsagePage(usage, settings.index)),
+        report=metrics.follow_file("api_keys"),
     )
 
 
@@ -176,7 +176,7 @@ async def serve(
         arena=arena,
         admission=Admission(Room(arena, settings.room_timeout_s), settings.max_in_flight, settings.max_body_bytes),
         metrics=metrics,
-        authenticator=make_authenticator(settings),
+        authenticator=make_authenticator(settings, metrics),
         recorder=None if settings.tracing is None else open_recorder(settings.tracing, settings.index),
     )
     metrics.observe_load()
@@ -207,7 +207,7 @@ def run(open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int =
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(serve(settings, open_servers, gather_turns))
-        except (KeysError, TlsError) as error:
+        except UnusableFile as error:
             # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
             logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
             return EXIT_FAILED

@@ -22,7 +22,7 @@ import pytest
 import trustme
 
 from tests.support.api_keys import keys_file
-from tests.support.exposition import is_idle, settles
+from tests.support.exposition import is_idle, settles, total
 from tests.support.live_server import COMMAND, LiveServer, serving
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import to_npy
@@ -310,6 +310,9 @@ def test_a_new_certificate_is_taken_up(tmp_path: Path, kind: trustme.KeyType, is
             time.sleep(0.05)
         with server.client() as client:
             assert client.get("/readyz").status_code == 200
+            assert settles(client, lambda now: total(now, "tilewire_reload_failed", file="certificate") == 1)
+            make_certificates(tmp_path, kind)
+            assert settles(client, lambda now: total(now, "tilewire_reload_failed", file="certificate") == 0)
 
 
 @pytest.mark.slow

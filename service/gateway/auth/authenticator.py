@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,8 @@ from tilewire.service.gateway.api.pages import CONSOLE_PATHS, DOCS_PATHS
 from tilewire.service.gateway.auth.flows import Flow, flow_of_key
 from tilewire.service.gateway.auth.quotas import Quotas
 from tilewire.service.gateway.grpc import paths
-from tilewire.service.keys import EVERYTHING, Key, KeysError, digest_of, read_keys
+from tilewire.service.keys import EVERYTHING, Key, digest_of, read_keys
+from tilewire.service.watched_files import FileWatch
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class Authenticator:
         keyless: Words of `KEYLESS_PATHS` that need no key.
         is_read_only: Nobody may write residents or use shared memory.
         quotas: Counts what keys use.
+        report: As of `FileWatch`.
 
     Attributes:
         keys_version: Number of times that keys were taken over; from 1.
@@ -149,6 +151,7 @@ class Authenticator:
         keyless: Iterable[str] = (),
         is_read_only: bool = False,
         quotas: Quotas | None = None,
+        report: Callable[[bool], object] = lambda _is_current: None,
     ) -> None:
         self._path = path
         self._quotas = quotas
@@ -156,10 +159,10 @@ class Authenticator:
         self._open_paths = HEALTH_PATHS.union(*(KEYLESS_PATHS[word] for word in keyless))
         self._anyone = Access(write=(), shared_memory=False) if is_read_only else Access()
         self.keys_version = 1
-        self._version: object = None
         self._by_digest: dict[str, Access] = {}
         if path is not None:
-            self._load(path)
+            self._watch = FileWatch("the API keys stay as they were", [path], report)
+            self._take_over(read_keys(path))
 
     @property
     def needs_keys(self) -> bool:
@@ -202,18 +205,12 @@ class Authenticator:
                 self._reload(self._path)
 
     def _reload(self, path: Path) -> None:
-        """Takes a changed file over; one that cannot be used changes nothing."""
-        try:
-            if _version_of(path) != self._version:
-                self._load(path)
-                logger.info("API keys were read again: %d", len(self._by_digest))
-        except (OSError, KeysError) as error:
-            logger.error("the API keys stay as they were: %s", error)  # noqa: TRY400  (the reason is the whole story)
+        """Takes a changed file over."""
+        if (keys := self._watch.take(lambda: read_keys(path))) is not None:
+            self._take_over(keys)
+            logger.info("API keys were read again: %d", len(keys))
 
-    def _load(self, path: Path) -> None:
-        # Noted first, also of a file that cannot be used: it is tried, and complained about, once.
-        self._version = _version_of(path)
-        keys = read_keys(path)
+    def _take_over(self, keys: Sequence[Key]) -> None:
         self._by_digest = {key.sha256: self._access_of(key) for key in keys}
         self.keys_version += 1
         if self._quotas is not None:
@@ -224,14 +221,6 @@ class Authenticator:
         if self._is_read_only:
             return Access(key, key.ops, key.read, write=(), shared_memory=False, flow=flow, quotas=quotas)
         return Access(key, key.ops, key.read, key.write, key.shared_memory, flow, quotas)
-
-
-def _version_of(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError as error:
-        return error.errno
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _key_of(headers: Mapping[str, str]) -> str | None:

@@ -25,7 +25,9 @@ from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
 from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, REFLECTION_SERVICES, SERVICE
 from tilewire.service.gateway.grpc.status import code_of
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.tls import CertificateWatch, make_context
+from tilewire.service.tls import make_context, watch_certificate
+
+logger = logging.getLogger(__name__)
 
 # A client may ping an idle connection this often; the library's own bound would close connections of clients that do.
 MIN_PING_MS = 10_000
@@ -86,7 +88,8 @@ class GrpcServer:
         if settings.tls is None:
             self.port = server.add_insecure_port(settings.grpc_address)
         else:
-            self.port = server.add_secure_port(settings.grpc_address, credentials_of(settings.tls))
+            credentials = credentials_of(settings.tls, self._gateway.metrics.follow_file("certificate"))
+            self.port = server.add_secure_port(settings.grpc_address, credentials)
         self.observe_readiness()
         await server.start()
         self.is_listening.set()
@@ -161,14 +164,14 @@ def reflected_pool() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-def credentials_of(tls: TlsSettings) -> grpc.ServerCredentials:
-    """TLS from the same files as over HTTP; the certificate is read again when its files change.
+def credentials_of(tls: TlsSettings, report: Callable[[bool], object]) -> grpc.ServerCredentials:
+    """TLS from the same files as over HTTP; the certificate was read again when its files change.
 
     Raises:
         TlsError: One cannot be used.
     """
+    watch = watch_certificate(tls, report)
     make_context(tls)
-    watch = CertificateWatch(tls)
 
     def configuration() -> object:
         pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
@@ -177,6 +180,7 @@ def credentials_of(tls: TlsSettings) -> grpc.ServerCredentials:
 
     def read() -> object:
         make_context(tls)
+        logger.info("the certificate was read again: %s", tls.certificate)
         return configuration()
 
     # gRPC calls it at each handshake, in a thread of its own.

@@ -10,8 +10,8 @@ import itertools
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -127,6 +127,12 @@ class GatewayMetrics:
         self._in_flight = metrics.gauge("tilewire_in_flight_requests", "Requests under way.")
         self._arena = metrics.gauge("tilewire_arena_bytes", "Shared memory for bodies and results.", ("state",))
         self._engine_up = metrics.gauge("tilewire_engine_up", "Whether the engine is ready.", ("device",), merge="max")
+        self._reload_failed = metrics.gauge(
+            "tilewire_reload_failed",
+            "Whether a changed file cannot be used, so that the gateways go on with what it had.",
+            ("file",),
+            merge="max",
+        )
         # From 0, so that a rate sees the first one.
         self._rejected.prepare((error.code,) for error in BY_CODE.values() if error.is_refusal)
         self._duration.prepare((op,) for op in OPS)
@@ -152,6 +158,16 @@ class GatewayMetrics:
         """Sets whether an engine is up."""
         self._engine_up.set((welcome.device,), 1 if is_up else 0)
         self.flush()
+
+    def follow_file(self, file: Literal["api_keys", "certificate"]) -> Callable[[bool], object]:
+        """Returns the report of a `FileWatch`, which any thread may call."""
+        loop = asyncio.get_running_loop()
+
+        def observe(is_current: bool) -> None:
+            self._reload_failed.set((file,), 0 if is_current else 1)
+            self.flush()
+
+        return lambda is_current: loop.call_soon_threadsafe(observe, is_current)
 
     def flush(self) -> None:
         """Sends everything that was noted; also at the end of the process."""

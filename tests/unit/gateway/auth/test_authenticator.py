@@ -123,7 +123,8 @@ def test_read_only_beats_what_a_key_grants(tmp_path: Path) -> None:
 
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = keys_file(tmp_path, entry("one", KEY))
-    authenticator = Authenticator(path)
+    reports: list[bool] = []
+    authenticator = Authenticator(path, report=reports.append)
 
     def knows(key: str) -> bool:
         try:
@@ -156,8 +157,15 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
         path.unlink()
         await until_complained(2)
         assert knows(OTHER)
+        assert reports == [True, True, True, False, False]
+        # As the message says: the right to write is taken away, and nothing else of the file changes.
+        keys_file(tmp_path, entry("one", KEY)).chmod(0o666)
+        await until_complained(3)
+        path.chmod(0o600)
+        await until(one=True, other=False)
         keys_file(tmp_path)
         await until(one=False, other=False)
+        assert reports[5:] == [False, True, True]
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 
