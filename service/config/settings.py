@@ -297,6 +297,12 @@ class Settings(BaseSettings):
         """Whether races choose kernels while a GPU is idle: a new choice changes bits that `--batch-invariant` keeps."""
         return self.online_tuning and not self.batch_invariant
 
+    @field_validator("host", "metrics_host")
+    @classmethod
+    def _is_copied_from_url(cls, value: str) -> str:
+        # An address of IPv6 has brackets there.
+        return value[1:-1] if value.startswith("[") and ":" in value and value.endswith("]") else value
+
     @field_validator("arena_bytes")
     @classmethod
     def _is_arena(cls, value: int) -> int:

@@ -37,6 +37,8 @@ from tilewire.service.telemetry.history import History
 
 # On top of the drain time-out, for the children's own last steps.
 EXIT_GRACE_S = 5.0
+# Files that the largest process has open before anything is asked for, and more of each other process.
+OWN_FILES, FILES_OF_CHILD = 32, 4
 # An engine lets go of arenas that a driver has pinned. Of two engines with 34 GiB each, one had not within 5.7 s.
 UNPINNED_BYTES_PER_S = 4 * 2**30
 
@@ -55,7 +57,6 @@ class Supervisor:
         self._announce = announce
         self._num_engines = len(devices_of(settings.device))
         self._vault = VaultReader(self._num_engines)
-        self._board = create_board()
         self._engines: list[Child] = []
         self._gateways: list[Child] = []
 
@@ -66,10 +67,11 @@ class Supervisor:
             The exit status: 0 when every accepted request was answered within the drain time-out.
 
         Raises:
-            StartError: The port is taken, a file cannot be opened, or an engine cannot start.
+            StartError: Too few files may be open, the port is taken, a file cannot be opened, or an engine cannot start.
         """
         _raise_file_limit()
-        self._warn_of_few_files()
+        self._check_file_limit()
+        self._board = create_board()
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -91,8 +93,13 @@ class Supervisor:
             listener.close()
             return await self._drain(engines, gateways)
 
-    def _warn_of_few_files(self) -> None:
-        settings = self._settings
+    def _check_file_limit(self) -> None:
+        settings, limit = self._settings, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        needed = OWN_FILES + FILES_OF_CHILD * (self._num_engines + settings.num_arenas)
+        if limit < needed:
+            raise StartError(
+                f"{limit} files may be open, and {needed} are needed at least: raise the limit (ulimit -n)"
+            )
         if settings.num_connections < settings.max_connections:
             self._logger.warning(
                 "the limit of open files allows fewer connections than --max-connections",

@@ -676,6 +676,18 @@ def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("limit", [12, 39])
+def test_too_few_open_files_are_said_so(limit: int) -> None:
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    flags = ("--port", "0", "--device", "cpu", "--gateways", "1")
+    command = ["prlimit", f"--nofile={limit}:{limit}", *COMMAND, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == f"tilewire: {limit} files may be open, and 40 are needed at least: raise the limit (ulimit -n)"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["tilewire.service.gateway", "tilewire.service.engine"])
 def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path: Path) -> None:
     """Three deaths are the end, with the reason; and where no gateway answers, no connection is taken."""

@@ -127,6 +127,12 @@ def test_what_cannot_be_is_refused(wrong: dict) -> None:
         Settings(**wrong)
 
 
+@pytest.mark.parametrize(("given", "read"), [("[::1]", "::1"), ("[::]", "::"), ("::1", "::1"), ("[]", "[]")])
+def test_an_address_may_have_the_brackets_of_a_url(given: str, read: str) -> None:
+    settings = Settings(host=given, metrics_host=given)
+    assert (settings.host, settings.metrics_host) == (read, read)
+
+
 @pytest.mark.parametrize("name", ["host", "metrics_host", "store", "tensors_dir", "api_keys_file", "tls_key", "port"])
 def test_an_empty_variable_is_neither_the_default_nor_the_working_folder(
     monkeypatch: pytest.MonkeyPatch, name: str
