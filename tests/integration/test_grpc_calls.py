@@ -542,6 +542,26 @@ async def test_keys(tmp_path: Path) -> None:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
 
 
+@scene
+async def test_calls_that_end_before_their_message_count_for_their_key(tmp_path: Path) -> None:
+    bench = RpcBench(authenticator(tmp_path), max_body_s=0.5)
+    key = [("x-api-key", "tw_all")]
+
+    async def counted(code: int) -> bool:
+        text, _ = await bench.metrics.expose("")
+        return f'tilewire_key_requests_total{{code="{code}",key="all"}}' in text.decode()
+
+    async with bench.answering() as channel, asyncio.timeout(20):
+        # It never comes; the other client leaves.
+        assert (await refusal(channel.stream_unary(INFER)(metadata=key))).code() is Code.INVALID_ARGUMENT
+        assert await counted(400)
+        while not await counted(499):
+            silent = channel.stream_unary(INFER)(metadata=key)
+            # Behind it on the same connection, so the server has both.
+            await channel.unary_unary(INFER)(MESSAGE, metadata=key)
+            silent.cancel()
+
+
 @pytest.mark.parametrize("path", sorted(REFLECTION_PATHS))
 @scene
 async def test_reflection_needs_a_key_where_documents_do(tmp_path: Path, path: str) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from tilewire.service.gateway.auth.authenticator import Access
 from tilewire.service.gateway.auth.flows import MAX_ADDRESSES, Flow, flow_of_address
 from tilewire.service.gateway.grpc.status import code_of, hints_of
 from tilewire.service.gateway.grpc.stream import RpcStream
@@ -41,6 +42,7 @@ class RpcCall:
 
     Attributes:
         path: Path of the method.
+        access: Holder of the key and its rights; None until they are known.
         began_s: When it came, on the performance counter.
         deadline_s: When the client gives up, on the performance counter; 0 for never.
         own: Values that are each request's own.
@@ -49,10 +51,11 @@ class RpcCall:
         client_flow: Flow of the client's address.
     """
 
-    __slots__ = ("began_s", "client_flow", "deadline_s", "identity", "own", "path", "repeated")
+    __slots__ = ("access", "began_s", "client_flow", "deadline_s", "identity", "own", "path", "repeated")
 
     def __init__(self, path: str, call: Servicer) -> None:
         self.path = path
+        self.access: Access | None = None
         self.client_flow = flow_of_peer(call.peer())
         self.began_s = time.perf_counter()
         left_s = call.time_remaining()
@@ -83,7 +86,7 @@ class RpcCall:
         """
         if self.repeated:
             self.head(0).check()
-        access = gateway.authenticator.identify(self.path, self.identity)
+        self.access = access = gateway.authenticator.identify(self.path, self.identity)
         admission = gateway.admission
         # A nearly full gateway is shared when the request is admitted.
         if admission.is_draining or admission.in_flight >= gateway.settings.max_in_flight:

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from tilewire.service.errors import InvalidRequest, TilewireError
+from tilewire.service.errors import ClientGone, InvalidRequest, TilewireError
 from tilewire.service.gateway.connection.driving import Driven
 from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import RpcApi
@@ -28,6 +28,8 @@ from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 
 # Part of the arena that the answers of one stream take ahead of its client.
 AHEAD_SHARE = 8
+# The library cancels the call of a client that left some turns of the loop after the end of its messages: two were seen.
+LEAVING_TURNS = 8
 _OPS = {name.encode(): op for name, op in OPS.items()}
 
 
@@ -84,6 +86,9 @@ class InferCalls:
             answer = self._start(opened, stream, await self._read(call))
         except TilewireError as error:
             return await finish(call, self._refuse(opened, stream, 0, error), stream)
+        except asyncio.CancelledError:
+            self._refuse(opened, stream, 0, ClientGone("the client left before its message was read"))
+            raise
         try:
             context = await answer.result()
         except asyncio.CancelledError:
@@ -161,6 +166,8 @@ class InferCalls:
         finally:
             self._stalls.end(task)
         if message is grpc.aio.EOF:
+            for _ in range(LEAVING_TURNS):
+                await asyncio.sleep(0)
             raise InvalidRequest("request: the call ended without a message")
         return message
 
@@ -217,6 +224,7 @@ class InferCalls:
     def _refuse(self, opened: RpcCall, stream: RpcStream, nbytes: int, error: Exception) -> RequestContext:
         """Answers a call whose request, of that many bytes, is not known."""
         context = opened.context(opened.head(nbytes), stream)
+        context.access = opened.access
         written = respond_error(self._gateway, context, error)
         assert written is None, "This is a bug: an answer is kept for its call."
         report(self._gateway, context)
