@@ -59,6 +59,7 @@ class SummingEngine:
         is_held: Jobs wait until `answer_all`.
         error: What jobs are answered, instead of their sums.
         bug: What `send` raises.
+        descriptions: Answers of the next descriptions, before those of `residents`.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -72,6 +73,7 @@ class SummingEngine:
         self.is_held = False
         self.error: Exception | None = None
         self.bug: Exception | None = None
+        self.descriptions: list[Reply | Exception] = []
         self._arena = arena
         self._ids = itertools.count(1)
         self._held: list[tuple[SentJob, asyncio.Future[Reply]]] = []
@@ -83,7 +85,13 @@ class SummingEngine:
         if self.bug is not None:
             raise self.bug
         assert isinstance(request, DescribeTensor)
-        if request.name in self.residents:
+        if self.descriptions:
+            reply = self.descriptions.pop(0)
+            if isinstance(reply, Exception):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+        elif request.name in self.residents:
             future.set_result(Tensors(number, (self._info(request.name),)))
         else:
             future.set_exception(UnknownName(f"name: no resident tensor {request.name!r}"))

@@ -111,6 +111,7 @@ async def _download(gateway: Gateway, context: RequestContext, name: str) -> Res
         for _attempt in range(MAX_PLANS):
             info = await gateway.engines.describe(name, match=match)
             if _is_known(context.head, info):
+                await gateway.engines.check_held(info)
                 return Response(status_code=304, headers=_headers(info))
             codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
             reserve_answer(context, info.type.nbytes)
