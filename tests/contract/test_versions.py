@@ -155,7 +155,7 @@ def test_changes_of_programs_can_demand_a_version(client: httpx.Client) -> None:
     assert client.delete(path, headers=now).status_code == 204
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 @pytest.mark.parametrize("path", ["/v1/tensors/versioned", "/v1/programs/versioned"])
 def test_a_condition_in_the_query_is_not_lost(client: httpx.Client, method: str, path: str) -> None:
     put(client, 1)
@@ -165,6 +165,11 @@ def test_a_condition_in_the_query_is_not_lost(client: httpx.Client, method: str,
     answer = client.request(method, f"{path}?if_match=17", content=sent if method == "PUT" else b"")
     check_problem(answer, 400, "if_match")
     assert client.get(path).content == before
+
+
+def test_a_condition_in_the_query_of_a_description_is_not_lost(client: httpx.Client) -> None:
+    put(client, 1)
+    assert client.head("/v1/tensors/versioned?if_match=17").status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/tensors/versioned", "/v1/programs/versioned"])

@@ -52,6 +52,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def get_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM)
+        refuse_parameters(context.head.query)
         with gateway.admission.admit(context.flow) as leases:
             kept = await gateway.programs.fetch(name, leases, match=match_of(context.head))
         tag = entity_tag(kept.info.tag)

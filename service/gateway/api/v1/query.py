@@ -99,7 +99,7 @@ def _parse(op_name: str, query: bytes, timeout_header: str | None) -> Query:
 
 
 def refuse_parameters(query: bytes) -> None:
-    """Refuses every parameter of a change that takes none: a condition there would be lost, and the change be done.
+    """Refuses every parameter of a call that takes none: a condition there would be lost, and the call be done.
 
     Raises:
         InvalidRequest: There is one.

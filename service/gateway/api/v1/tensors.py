@@ -49,12 +49,15 @@ def router(gateway: Gateway) -> APIRouter:
         return json_response(describe_tensor(info), 200 if was_there else 201, {"etag": entity_tag(info.tag)})
 
     async def get_tensor(name: str, request: Request) -> Response:
-        authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
-        return await _download(gateway, context_of(request.scope), name)
+        context = context_of(request.scope)
+        authorise(context.granted, read=[check_name(name, field="name")])
+        refuse_parameters(context.head.query)
+        return await _download(gateway, context, name)
 
     async def head_tensor(name: str, request: Request) -> Response:
         authorise(context_of(request.scope).granted, read=[check_name(name, field="name")])
         head = context_of(request.scope).head
+        refuse_parameters(head.query)
         info = await gateway.engines.describe(name, match=match_of(head))
         await gateway.engines.check_held(info)
         if _is_known(head, info):
