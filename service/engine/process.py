@@ -42,7 +42,7 @@ from tilewire.service.engine.loop.warmup import check_ops
 from tilewire.service.engine.metrics import EngineMetrics
 from tilewire.service.engine.ops.registry import check_registries
 from tilewire.service.engine.tensors.commands import TensorStore
-from tilewire.service.engine.tensors.files import TensorsDirError, load_file
+from tilewire.service.engine.tensors.files import TensorsDirError, is_as_opened, load_file
 from tilewire.service.engine.tensors.folder import StoreFolder
 from tilewire.service.engine.tensors.host_mappings import HostMappings, Mappings
 from tilewire.service.engine.tensors.read_through import ReadThrough
@@ -155,6 +155,13 @@ def fill(store: TensorStore, settings: EngineSettings, logger: structlog.stdlib.
     leaving_out = contextlib.nullcontext if not settings.restarts else lambda: _leaving_out(logger)
     for file in settings.files:
         report("residents", len(residents), 0)
+        if not is_as_opened(file):
+            logger.warning(
+                "a file was written over since the start: other engines may have its old content",
+                setting=file.setting,
+                file=file.name,
+                remedy="restart the service; replace files by mv",
+            )
         with leaving_out():
             load_file(residents, file, store.transfers.run)
         os.close(file.fd)

@@ -106,6 +106,7 @@ def test_a_new_engine_reads_the_files_that_the_others_have(start_server: StartSe
         restart_one_of_two(server, client)
         assert answers() == [{one}, {to_npy(np.full(1, 2, np.float32))}, {one}, {404}, before[0][4]]
     assert "a file is left out" not in server.log.read_text()
+    assert "a file was written over" not in server.log.read_text()
 
 
 @pytest.mark.slow
@@ -123,6 +124,8 @@ def test_requests_that_demand_a_version_of_a_file_get_no_other(start_server: Sta
         tag = {"if-match": read.headers["etag"]}
         answers = pool.map(lambda _: client.post("/v1/add?b=@a/x", content=one, headers=tag), range(200))
         assert {answer.content for answer in answers} == {to_npy(values + 1)}
+    (line,) = (line for line in server.log.read_text().splitlines() if "a file was written over" in line)
+    assert "a.safetensors" in line
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def load_file(residents: Residents, file: OpenFile, run: Callable[[Steps], None]
         raise TensorsDirError(f"{file.setting}: {file.name!r}: {error}") from error
 
 
+def is_as_opened(file: OpenFile) -> bool:
+    """Whether nobody has written to a file since the service's start."""
+    found = os.fstat(file.fd)
+    return (found.st_size, found.st_mtime_ns) == (file.nbytes, file.written_ns)
+
+
 def _path_of(file: OpenFile) -> Path:
     """Returns the path under which this process opens a file again, which may be in no folder any more."""
     return Path(f"/proc/self/fd/{file.fd}")
@@ -48,9 +54,7 @@ def _path_of(file: OpenFile) -> Path:
 
 def _changed_s(file: OpenFile) -> float:
     """Returns the Unix time of a file's last change, before it is read: as it was opened, unless it was written since."""
-    found = os.fstat(file.fd)
-    is_as_opened = (found.st_size, found.st_mtime_ns) == (file.nbytes, file.written_ns)
-    return file.changed_s if is_as_opened else found.st_ctime
+    return file.changed_s if is_as_opened(file) else os.fstat(file.fd).st_ctime
 
 
 def _program_of(file: OpenFile) -> Iterator[tuple[str, HostBytes]]:
