@@ -34,6 +34,10 @@ def _quota(cgroup: Path) -> float | None:
 def memory_bytes(cgroup: Path = CGROUP) -> int:
     """Bytes of memory."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # A process with a limit of addresses (`ulimit -v`) cannot map more than that.
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if addresses != resource.RLIM_INFINITY:
+        machine = min(machine, addresses)
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         # Without a limit, version 2 has a word here and version 1 a number that no machine has.
         with contextlib.suppress(OSError, ValueError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,13 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
 def test_what_cannot_be_is_refused(wrong: dict) -> None:
     with pytest.raises(ValidationError):
         Settings(**wrong)
+
+
+def test_a_limit_of_addresses_is_one_of_memory() -> None:
+    code = "from tilewire.service.config.machine import memory_bytes; print(memory_bytes())"
+    command = ["prlimit", f"--as={2**30}", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) <= 2**30
 
 
 @pytest.mark.parametrize(("given", "read"), [("[::1]", "::1"), ("[::]", "::"), ("::1", "::1"), ("[]", "[]")])
