@@ -8,7 +8,7 @@ import ctypes
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +19,7 @@ from tilewire.service.gateway import process
 from tilewire.service.gateway.api.health import why_not_ready
 from tilewire.service.gateway.app import TilewireApp, create_app, create_metrics_app
 from tilewire.service.gateway.connection.acceptor import Acceptor, Connection
+from tilewire.service.gateway.connection.limits import EXCESS_IDLE_S
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
 from tilewire.service.gateway.connection.tls import TlsTransport
@@ -53,11 +54,11 @@ class GatewayServer(uvicorn.Server):
         tls: TlsSettings | None = None,
     ) -> None:
         self._tls = None if tls is None else CurrentContext(tls, gateway.metrics.follow_file("certificate"))
-        super().__init__(make_config(gateway, app, self._tls))
+        self._counts = counts or ConnectionCounts()
+        super().__init__(make_config(gateway, app, self._tls, self._counts))
         self._gateway = gateway
         self.is_listening = asyncio.Event()
         self._door = door
-        self._counts = counts or ConnectionCounts()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until it is closed; keeps its certificate current."""
@@ -98,7 +99,7 @@ class GatewayServer(uvicorn.Server):
         yield
 
 
-def make_config(gateway: Gateway, app: ASGIApp, tls: CurrentContext | None) -> uvicorn.Config:
+def make_config(gateway: Gateway, app: ASGIApp, tls: CurrentContext | None, counts: ConnectionCounts) -> uvicorn.Config:
     """Returns uvicorn's settings."""
     config = uvicorn.Config(
         app,
@@ -114,8 +115,15 @@ def make_config(gateway: Gateway, app: ASGIApp, tls: CurrentContext | None) -> u
     )
     config.load()
     if tls is not None:
-        http, handshake_s = config.http_protocol_class, gateway.settings.body_timeout_s
-        config.http_protocol_class = lambda **arguments: TlsTransport(http(**arguments), tls.context, handshake_s)  # type: ignore[assignment]
+        http, settings = config.http_protocol_class, gateway.settings
+
+        def make(**arguments: Any) -> TlsTransport:
+            # The protocol has its connection, and counts it, behind the handshake.
+            is_excess = counts.own > settings.max_connections
+            handshake_s = min(EXCESS_IDLE_S, settings.body_timeout_s) if is_excess else settings.body_timeout_s
+            return TlsTransport(http(**arguments), tls.context, handshake_s)
+
+        config.http_protocol_class = make  # type: ignore[assignment]
     return config
 
 

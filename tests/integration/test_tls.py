@@ -380,6 +380,23 @@ def test_files_that_do_not_fit_are_refused_at_the_start(
     assert named.format(**paths) in done.stderr
 
 
+@pytest.mark.slow
+def test_connections_that_never_begin_tls_leave_descriptors_to_probes(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    """Above the limit they have a moment for the handshake; below it, longer than this test waits for its answer."""
+    flags = ("--gateways", "1", "--arena-bytes", "16MiB", "--max-connections", "10", "--body-timeout-s", "300")
+    context, before = certificates.context(), ("prlimit", "--nofile=100:100")
+    with (
+        serving(tmp_path / "log", *flags, *certificates.flags, tls=context, before=before) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(100):
+            stack.enter_context(socket.create_connection((server.host, server.port)))
+        with server.client() as client:
+            assert client.get("/healthz").status_code == 200
+
+
 def test_metrics_apart_are_plain_and_open(mutual: LiveServer) -> None:
     announced = next(line for line in mutual.log.read_text().splitlines() if "metrics are served apart" in line)
     url = "http://" + announced.partition("http://")[2].split("/metrics")[0]
