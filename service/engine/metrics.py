@@ -67,6 +67,10 @@ class EngineMetrics:
             "tilewire_resident_placement_bytes", "Bytes of resident tensors on each device.", ("device", "placement")
         )
         self._device = identity.device
+        self._watch_metrics = MetricSet(sink)
+        self._failed_looks = self._watch_metrics.counter(
+            "tilewire_store_failed_looks_total", "Looks at the folder of the store that failed.", ()
+        )
         self._store_loads = metrics.counter(
             "tilewire_store_loads_total", "Tensors that were loaded from the store.", ()
         )
@@ -78,6 +82,7 @@ class EngineMetrics:
         )
         self._begin_series(identity, version, restarts)
         metrics.flush()
+        self.record_failed_looks(0)
 
     def _begin_series(self, identity: Identity, version: str, restarts: int) -> None:
         """Begins the series that every engine has, at 0: a rate sees the first increment."""
@@ -160,6 +165,11 @@ class EngineMetrics:
         """Counts a tensor that was loaded from the store."""
         self._store_loads.inc(())
         self._store_load_bytes.inc((), nbytes)
+
+    def record_failed_looks(self, number: int = 1) -> None:
+        """Counts looks at the store's folder that failed, and sends them; called by the one thread that looks there."""
+        self._failed_looks.inc((), number)
+        self._watch_metrics.flush()
 
     def record_eviction(self) -> None:
         """Counts a resident that gave way to others."""

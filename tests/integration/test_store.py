@@ -446,7 +446,9 @@ def test_a_folder_that_vanishes_stops_changes_and_not_reads(tmp_path: Path, star
     folder.mkdir()
     host = start_host(folder)
     host.put("there", 1.0)
+    assert host.figure("tilewire_store_failed_looks_total") == 0
     folder.rename(aside)
+    until(lambda: host.figure("tilewire_store_failed_looks_total") >= 2, True)
     until(lambda: "cannot be read" in host.server.log.read_text() or host.product("there"), True)
     assert host.product("there") == 1.0
     check_problem(host.client.put("/v1/tensors/new", content=to_npy(EYE)), 503, "store")

@@ -98,7 +98,7 @@ class ReadThrough:
         self._metrics = metrics
         self._wait_bytes = wait_bytes
         self._folder = folder
-        self._store = SharedStore(folder, check_s, call, self.watched, self.on_changed)
+        self._store = SharedStore(folder, check_s, call, self.watched, self.on_changed, metrics.record_failed_looks)
         self._loads: dict[str, Load] = {}
         self._seen: OrderedDict[str, int] = OrderedDict()
         self._call = call

@@ -84,6 +84,7 @@ class SharedStore:
         watched: Returns the names to look at; called by a thread.
         on_changed: Called in the loop's thread for a name that another host has changed: with its state on this host, and
             with its last version in the folder, 0 for none.
+        on_failure: Called by a thread after each look for which the folder could not be read.
     """
 
     def __init__(
@@ -93,12 +94,14 @@ class SharedStore:
         call: Callable[[Callable[[], None]], object],
         watched: Callable[[], Sequence[Watched]],
         on_changed: Callable[[Watched, int], None],
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._check_s = check_s
         self._call = call
         self._watched = watched
         self._on_changed = on_changed
+        self._on_failure = on_failure
         self._work: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._closing, self._has_looked = threading.Event(), threading.Event()
         self._seen: dict[int, _Seen] = {}
@@ -182,6 +185,7 @@ class SharedStore:
                 if not self._is_failing:
                     logger.error("store: the folder cannot be read: %s", error)  # noqa: TRY400  (the reason is the whole story)
                 self._is_failing = True
+                self._on_failure()
             except Exception:
                 logger.exception("store: a look at the folder failed")
             self._has_looked.set()
