@@ -11,14 +11,11 @@ from tilewire.kernels.copy.kernel import copy_operands_kernel
 from tilewire.kernels.op import SelfTest
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.launch import Launch, Variant, device_number
+from tilewire.kernels.runtime.layouts import COPY_BLOCK, TURNED_BLOCK
 from tilewire.kernels.runtime.targets import Target, current
 
 # By bytes of an element: the word that stands for it.
 WORDS = {1: tl.int8, 2: tl.int16, 4: tl.int32}
-# Rows of a block, and bytes of a row in it: fast for short and for long rows (docs/kernels.md).
-BLOCK_ROWS, BLOCK_BYTES = 8, 512
-# The same where columns are contiguous; both sides of a block of 32-bit elements are lines of L2.
-TURNED_ROWS, TURNED_BYTES = 32, 128
 # Up to here the kernel that follows is brought up while blocks are copied.
 FEW_BLOCKS = 1024
 _PIECE_BYTES = 16
@@ -62,10 +59,10 @@ def variant(item_bytes: int, target: Target) -> Variant:
     constants = {
         "WORD": WORDS[item_bytes],
         "UNIT": _PIECE_BYTES // item_bytes,
-        "BLOCK_R": BLOCK_ROWS,
-        "BLOCK_C": BLOCK_BYTES // item_bytes,
-        "TURNED_R": TURNED_ROWS,
-        "TURNED_C": TURNED_BYTES // item_bytes,
+        "BLOCK_R": COPY_BLOCK[0],
+        "BLOCK_C": COPY_BLOCK[1] // item_bytes,
+        "TURNED_R": TURNED_BLOCK[0],
+        "TURNED_C": TURNED_BLOCK[1] // item_bytes,
         "FEW": FEW_BLOCKS,
     }
     return binary(copy_operands_kernel, pointers, constants, 4, target, aligned=("a_rows_ptr", "b_rows_ptr"))
@@ -92,7 +89,7 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
             f"pitch_{name}": operand.pitch // unit,
         }
         values |= {f"stride_{name}{axis}": step for axis, step in zip("zrc", operand.strides, strict=True)}
-        rows, row_bytes = (TURNED_ROWS, TURNED_BYTES) if operand.is_turned else (BLOCK_ROWS, BLOCK_BYTES)
+        rows, row_bytes = TURNED_BLOCK if operand.is_turned else COPY_BLOCK
         blocks.append(-(-operand.rows // rows) * -(-operand.columns * item_bytes // row_bytes))
     # Along one axis: CUDA has few programs along others.
     programs = sum(blocks) * max(a.entries, b.entries)

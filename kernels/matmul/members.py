@@ -71,7 +71,7 @@ INTERPRETED_VECTORS = tuple(Config("vector", rows, 16, 32, 1, num_stages=2) for 
 # Terms of the time of a product; `select.amounts_of` has the amount of each.
 MODEL = Model(
     Term("launch", "launches", 2.0),
-    Term("copy", "µs at the memory's bandwidth for operands copied first, read and written", 1.5),
+    Term("copy", "µs at the memory's bandwidth for the blocks of operands copied first, read and written", 1.5),
     Term("fill", "waves of programs whose first loads nothing hides", 0.8),
     Term("store", "tiles of 128×128 that one multiprocessor stores", 1.1),
     Term("epilogue", "the same, where a bias or an activation follows", 0.3),

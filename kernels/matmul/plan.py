@@ -59,6 +59,11 @@ _WHOLE = "_whole"
 def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, device: torch.device) -> Pipeline:
     """The product's launches: copies of operands where `config` has any, then the kernel."""
     target = current(device_number(device))
+    # Which of the tensors that are given each operand is.
+    given = {name: name for name in (*_TENSORS, "count")}
+    if view.is_turned:
+        given |= {"a": "b", "b": "a", "a_scale": "b_scale", "b_scale": "a_scale"}
+        spec = replace(spec, a_scale=spec.b_scale, b_scale=spec.a_scale)
     view, copies = _copies(view, problem, config)
     read = as_read(problem, config)
     specialization = specialization_of(problem, config, is_plain=spec.is_plain)
@@ -78,15 +83,15 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     if is_split:
         sums = torch.int32 if problem.dtype == "int8" else torch.float32
         parts["partial"] = Part(sums, (tiles * config.split_k, config.block_m, config.block_n))
-    read_from = {name: f"{name} rows" if name in copies else name for name in ("a", "b")}
-    names = {name: name for name in (*_TENSORS, "count")} | read_from
+    read_from = {name: f"{name} rows" if name in copies else given[name] for name in ("a", "b")}
+    names = given | read_from
     names["partial"] = "partial" if is_split else "count"
     names |= {"tail": read_from["a" if config.is_swapped else "b"], "out_tail": "out"}
     operands = tuple(names[_operand_of(name)] for name in launch.addressed)
     steps = [Step(launch, operands)]
     if copies:
         first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, device)
-        steps.insert(0, Step(first, ("a", "b", *read_from.values())))
+        steps.insert(0, Step(first, (given["a"], given["b"], *read_from.values())))
     return Pipeline(_TENSORS, steps, device, parts, tiles if is_split else 0)
 
 
@@ -189,7 +194,8 @@ def plan_of(
 ) -> tuple[View, Problem, Config] | None:
     """How a product is computed; None where its batch dimensions do not merge into two. Arguments are those of `prepare`."""
     extents = (Extent(tuple(tensor.shape), tensor.stride()) for tensor in (a, b, out))
-    view = view_of(*extents, is_row_scaled=spec.a_scale == "each")
+    can_turn = not spec.bias_dtype and config != "invariant"
+    view = view_of(*extents, is_row_scaled=spec.a_scale == "each", can_turn=can_turn)
     if view is None:
         return None
     a_aligned, b_aligned, out_aligned = (are_aligned((tensor,)) for tensor in (a, b, out))

@@ -40,7 +40,7 @@ from tilewire.kernels.matmul.members import (
     whole_of,
 )
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
-from tilewire.kernels.runtime.layouts import LINE_BYTES
+from tilewire.kernels.runtime.layouts import COPY_BLOCK, LINE_BYTES, TURNED_BLOCK
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.selection.correction import NEAR, factor
 from tilewire.kernels.selection.cost_model import Amounts, Tile
@@ -164,7 +164,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     if config.kernel == "element":
         return _element_amounts(problem, config, occupancy, target, is_plain=is_plain)
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
-    copied_bytes = 2 * problem.batch * item_bytes * _copied_elements(problem, config)
+    copied_bytes = 2 * problem.batch * _copied_bytes(problem, config)
     problem = as_read(problem, config)
     rows, columns, programs, steps, turns, waves = counts_of(problem, config, occupancy, target)
     splits = config.split_k
@@ -265,12 +265,26 @@ def _lines(count: float, config: Config, is_across: bool, problem: Problem) -> f
     return config.block_m * max(1.0, count * min(1.0, problem.k * item_bytes / LINE_BYTES) * along_k)
 
 
-def _copied_elements(problem: Problem, config: Config) -> int:
-    """Elements of one batch entry that are copied before the product."""
+def _copied_bytes(problem: Problem, config: Config) -> int:
+    """Bytes of the blocks that are read, and written, to copy operands of one batch entry before the product."""
     if not config.is_copied:
         return 0
+    read = as_read(problem, config)
     is_a, is_b = copied_operands(problem, config.kernel)
-    return is_a * problem.m * problem.k + is_b * problem.k * problem.n
+    found = 0
+    if is_a:
+        sizes = (problem.m, problem.k) if read.a_major == "k" else (problem.k, problem.m)
+        found += _block_bytes(*sizes, problem, is_turned=problem.a_major not in ("any", read.a_major))
+    if is_b:
+        sizes = (problem.k, problem.n) if read.b_major == "n" else (problem.n, problem.k)
+        found += _block_bytes(*sizes, problem, is_turned=problem.b_major not in ("any", read.b_major))
+    return found
+
+
+def _block_bytes(rows: int, columns: int, problem: Problem, *, is_turned: bool) -> int:
+    """Bytes of the blocks that hold so many rows: those that are filled in part take as long as full ones."""
+    block_rows, block_bytes = TURNED_BLOCK if is_turned else COPY_BLOCK
+    return cdiv(rows, block_rows) * cdiv(columns * ITEM_BYTES[problem.dtype], block_bytes) * block_rows * block_bytes
 
 
 def _select_interpreted(problem: Problem) -> Config:

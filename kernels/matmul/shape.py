@@ -93,7 +93,7 @@ class MatmulShape:
     @property
     def problem(self) -> Problem:
         """Returns the problem that the choice of a kernel depends on, at addresses that divide by 16."""
-        view = view_of(*self.extents, is_row_scaled=False)
+        view = view_of(*self.extents, is_row_scaled=False, can_turn=self.is_plain)
         assert view is not None, "This is a bug."
         dtypes = (self.dtype, self.stored_dtype, self.precision)
         return problem_of(view, *dtypes, are_in_aligned=(True, True), is_out_aligned=True)

@@ -27,6 +27,7 @@ class View:
         a: strides of op(a): (outer, inner, m, k).
         b: strides of op(b): (outer, inner, k, n).
         out: strides of the output: (outer, inner, m, n).
+        is_turned: whether this is the product of `b` and `a` turned over, whose output is that of the product turned over.
     """
 
     m: int
@@ -36,16 +37,21 @@ class View:
     a: Strides
     b: Strides
     out: Strides
+    is_turned: bool = False
 
 
-def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool) -> View | None:
+def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool, can_turn: bool = True) -> View | None:
     """The product as the kernels walk it; None when its batch dimensions do not merge into two.
+
+    One column is computed as one row, since there are kernels for few rows.
 
     Args:
         a: (…, M, K).
         b: (…, K, N).
         out: (…, M, N).
         is_row_scaled: whether each row of one batch entry has its own scale, which forbids merging entries.
+        can_turn: whether rows and columns may change places: they may not where columns have a bias, nor where a row's bits
+            must not depend on the number of rows.
     """
     shape = out.shape[:-2]
     strides_a = broadcast_strides(a.shape[:-2], a.strides[:-2], shape)
@@ -61,7 +67,19 @@ def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool) -> View |
         (outer_b, inner_b, b.step(-2), b.strides[-1]),
         (outer_out, inner_out, out.step(-2), out.strides[-1]),
     )
-    return view if is_row_scaled else _fold(view)
+    view = view if is_row_scaled else _fold(view)
+    return _turned(view) if can_turn and view.n == 1 < view.m and view.out[2] == 1 else view
+
+
+def _turned(view: View) -> View:
+    """One row that is one column turned over."""
+    (outer_a, inner_a, step_m, step_ak), (outer_b, inner_b, step_bk, _), (outer, inner, step_out, _) = (
+        view.a,
+        view.b,
+        view.out,
+    )
+    turned = ((outer_b, inner_b, 0, step_bk), (outer_a, inner_a, step_ak, step_m), (outer, inner, 0, step_out))
+    return View(view.n, view.m, view.k, view.batch, *turned, is_turned=True)
 
 
 def _fold(view: View) -> View:
@@ -86,9 +104,11 @@ def problem_of(
         dtype: of the inputs.
         out_dtype: of the output.
         precision: how float32 and float8 inputs are multiplied.
-        are_in_aligned: whether `a` and `b` start at multiples of 16 bytes.
+        are_in_aligned: whether the operands that were given as `a` and `b` start at multiples of 16 bytes.
         is_out_aligned: whether the output does.
     """
+    if view.is_turned:
+        are_in_aligned = are_in_aligned[::-1]
     majors = {"a": _major(view.a[2:], ("m", "k"), "k"), "b": _major(view.b[2:], ("k", "n"), "n")}
     in_unit, out_unit = (_VECTOR_BYTES // ITEM_BYTES[name] for name in (dtype, out_dtype))
     extents = {"m": view.m, "n": view.n, "k": view.k, "any": 1}

@@ -19,6 +19,9 @@ ROW_BYTES = 16
 # Rows that start at whole lines of L2 are read up to a quarter faster. On an H200 a 5000³ bf16 product takes 476 µs at
 # a pitch of 10,000 bytes, and 359 at a multiple of 128.
 LINE_BYTES = 128
+# Blocks in which operands of a product are copied, rows and bytes of each: fast for short and for long rows
+# (docs/kernels.md). The second where columns are contiguous; both its sides are lines of L2 for elements of 32 bits.
+COPY_BLOCK, TURNED_BLOCK = (8, 512), (32, 128)
 # What a read from memory takes at least. Rows that start at such places are read up to 15 % faster than at others.
 SECTOR_BYTES = 32
 # From these lengths of a row on it is padded to lines, or sectors: an eighth more bytes at most.

@@ -25,9 +25,12 @@ class Block(NamedTuple):
 
 # By rising length of a row. Of 16 elements or fewer a thread has whole rows; longer ones it shares with others, since more of
 # its registers would hold addresses than elements.
-BLOCKS = (Block(512, 4, 4), Block(128, 16, 4), Block(64, 64, 8), Block(32, 256, 16), Block(16, COPIED_N, 16))
+BLOCKS = (
+    *(Block(512, 4, 4), Block(128, 16, 4), Block(64, 64, 8)),
+    *(Block(32, 128, 8), Block(32, 256, 16), Block(16, COPIED_N, 16)),
+)
 # Rarer pairs of types have fewer binaries.
-FEW_BLOCKS = (BLOCKS[1], BLOCKS[3], BLOCKS[4])
+FEW_BLOCKS = (BLOCKS[1], BLOCKS[4], BLOCKS[5])
 INTERPRETED_BLOCKS = (Block(8, 4, 4), Block(8, 16, 4), Block(8, COPIED_N, 4))
 
 

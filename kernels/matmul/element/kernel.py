@@ -34,18 +34,18 @@ def store_sums(sums, rows, columns, n, mask, offs, out_ptr, out_kind, epilogue, 
             whole = apply_epilogue_to_integers(sums, columns, n, epilogue)
             tl.store(out_ptr.to(tl.pointer_type(tl.int32)) + offs, whole, mask=mask)
     if out_kind != INT32:
-        sums = sums.to(tl.float32)
+        tile = sums.to(tl.float32)
         if a_scale_step >= 0:
-            sums = sums * tl.load(a_scale_ptr + rows * a_scale_step)
+            tile = tile * tl.load(a_scale_ptr + rows * a_scale_step)
         rest = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, -1, b_scale_step, activation)
         SIDE: tl.constexpr = sums.shape[0]
-        sums = apply_epilogue(sums, tl.arange(0, 1), columns, 1, n, rest, IN_PTX, SIDE * SIDE)
+        tile = apply_epilogue(tile, tl.arange(0, 1), columns, 1, n, rest, IN_PTX, SIDE * SIDE)
         if out_kind == FLOAT16:
-            tl.store(out_ptr.to(tl.pointer_type(tl.float16)) + offs, sums.to(tl.float16), mask=mask)
+            tl.store(out_ptr.to(tl.pointer_type(tl.float16)) + offs, tile.to(tl.float16), mask=mask)
         elif out_kind == BFLOAT16:
-            tl.store(out_ptr.to(tl.pointer_type(tl.bfloat16)) + offs, sums.to(tl.bfloat16), mask=mask)
+            tl.store(out_ptr.to(tl.pointer_type(tl.bfloat16)) + offs, tile.to(tl.bfloat16), mask=mask)
         else:
-            tl.store(out_ptr.to(tl.pointer_type(tl.float32)) + offs, sums, mask=mask)
+            tl.store(out_ptr.to(tl.pointer_type(tl.float32)) + offs, tile, mask=mask)
 
 
 @triton.jit
