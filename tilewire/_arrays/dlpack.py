@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,16 +64,16 @@ def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
         The dtype's name, and a view of the array; of bfloat16 and float8 a view of the bits.
 
     Raises:
-        TypeError: A dtype that cannot be sent.
+        TypeError: A dtype that cannot be sent, or an array without elements in memory, as a sparse one.
     """
     if getattr(value, "requires_grad", False):
         value = value.detach()
     # torch negates lazily, and its DLPack leaves that out.
-    if _library(value) == "torch" and value.is_neg():
+    if _is_torch(value) and value.is_neg():
         value = value.resolve_neg()
     value = _on_the_host(value)
     name = str(value.dtype).removeprefix("torch.")
-    if name in EXTENSIONS and _library(value) == "torch":
+    if name in EXTENSIONS and _is_torch(value):
         # torch exports no float8; its bits it does.
         bits = sys.modules["torch"].uint8 if EXTENSIONS[name].itemsize == 1 else sys.modules["torch"].int16
         return name, _view_of(value.view(bits))[1].view(EXTENSIONS[name])
@@ -87,7 +88,7 @@ def to_foreign(name: str, array: np.ndarray[Any, Any], like: Any) -> Any:
         array: The elements; of bfloat16 and float8 their bits.
         like: An array of the library.
     """
-    if _library(like) == "torch":
+    if _is_torch(like):
         torch = sys.modules["torch"]
         tensor = torch.from_dlpack(array)
         return (tensor.view(getattr(torch, name)) if name in EXTENSIONS else tensor).to(like.device)
@@ -95,12 +96,22 @@ def to_foreign(name: str, array: np.ndarray[Any, Any], like: Any) -> Any:
     return like.__array_namespace__().asarray(whole)
 
 
-def _library(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
+def _is_torch(value: object) -> bool:
+    """Whether a value is torch's, of a class of its own too."""
+    torch = sys.modules.get("torch")
+    return isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def _asked(question: Callable[[], Any]) -> Any:
+    """Calls a method of DLPack; what the library refuses is no array that can be sent."""
+    try:
+        return question()
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"an array that cannot be read through DLPack: {error}") from error
 
 
 def _on_the_host(value: Any) -> Any:
-    if value.__dlpack_device__()[0] in _READABLE:
+    if _asked(value.__dlpack_device__)[0] in _READABLE:
         return value
     for method in ("cpu", "get"):
         if hasattr(value, method):
@@ -112,15 +123,16 @@ def _view_of(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     if isinstance(value, np.ndarray):
         name = value.dtype.name
         return name, value.view(EXTENSIONS[name]) if name in EXTENSIONS else value
-    try:
-        capsule = value.__dlpack__()
-    except BufferError as error:
-        raise TypeError(f"an array that cannot be read through DLPack: {error}") from error
+    capsule = _asked(value.__dlpack__)
     tensor = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     name, dtype = _dtype_of(tensor)
     shape = tuple(tensor.shape[: tensor.ndim])
     if 0 in shape:
         return name, np.empty(shape, dtype)
+    if tensor.data is None:
+        raise TypeError(
+            f"a {type(value).__name__} without memory of its own cannot be read; make a plain array of it first"
+        )
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _strides_of(shape)
     if min(strides, default=0) < 0:
         raise TypeError("an array with negative strides cannot be read through DLPack; copy it first")

@@ -42,13 +42,16 @@ class HostArray:
         """Views an array of NumPy or of a library that speaks DLPack; anything else becomes a NumPy array.
 
         Raises:
-            TypeError: A dtype that cannot be sent, or a masked array with masked elements.
+            TypeError: A dtype that cannot be sent, or masked elements.
         """
-        if isinstance(value, np.ndarray) and type(value) is not np.ndarray and np.ma.is_masked(value):
-            raise TypeError("a masked array loses its mask; fill it, as x.filled(0)")
+        refuse_masked(value)
         if is_foreign(value):
             return cls(*from_foreign(value))
-        array = np.asarray(value)
+        try:
+            array = np.asarray(value)
+        except RuntimeError as error:
+            # Of torch, for lists of tensors that it does not convert.
+            raise TypeError(str(error)) from error
         name = array.dtype.name
         if name not in CODES:
             raise TypeError(f"dtype {array.dtype} cannot be sent; expected one of {', '.join(CODES)}")
@@ -82,6 +85,20 @@ class HostArray:
     def like(self, other: Any) -> Any:
         """Returns the array of the library that `other` came from; NumPy's where it is None."""
         return self.numpy() if other is None else to_foreign(self.dtype, self.data, other)
+
+
+def refuse_masked(value: Any) -> None:
+    """Refuses masked elements, of arrays in lists too: NumPy would drop the mask of those.
+
+    Raises:
+        TypeError: There are some.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError("a masked array loses its mask; fill it, as x.filled(0)")
+    if isinstance(value, list | tuple):
+        for one in value:
+            if isinstance(one, list | tuple | np.ma.MaskedArray):
+                refuse_masked(one)
 
 
 def to_safetensors(

@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewire._arrays.dlpack import is_foreign
 from tilewire._arrays.dtypes import CODES, DTYPES, EXTENSIONS, FLOATS, promote, promote_number
-from tilewire._arrays.host import HostArray
+from tilewire._arrays.host import HostArray, refuse_masked
 from tilewire._names import tensor_name
 from tilewire._types import Resident, TensorInfo
 
@@ -152,9 +152,10 @@ def _given(name: str, value: Any) -> _Given:
     if isinstance(value, Resident):
         dtype = None if value.described is None else value.described.dtype
         return _Given(name, value, resident=tensor_name(value.name), dtype=dtype)
-    if is_weak(value):
-        return _Given(name, value)
     try:
+        refuse_masked(value)
+        if is_weak(value):
+            return _Given(name, value)
         array = HostArray.of(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name}: {error}") from error
@@ -240,13 +241,16 @@ def _numpy_spelling(name: str) -> str:
 def _array_of(operand: _Given, dtype: str) -> HostArray:
     if operand.array is not None:
         return operand.array.astype(dtype)
-    _leaves_of(operand)
+    leaves = _leaves_of(operand)
     if dtype in EXTENSIONS:
         return HostArray(DEFAULT_DTYPE, np.asarray(operand.value, np.float32)).astype(dtype)
     try:
-        return HostArray(dtype, np.asarray(operand.value, np.dtype(dtype)))
+        array = np.asarray(operand.value, np.dtype(dtype))
     except (ValueError, OverflowError) as error:
         raise TypeError(f"{operand.name}: {error}") from error
+    if array.dtype.kind == "i" and leaves.dtype.kind == "f" and not np.array_equal(array, leaves):
+        raise TypeError(f"{operand.name}: holds a fraction; {dtype} takes whole numbers")
+    return HostArray(dtype, array)
 
 
 def dtypes_beside(name: str, op: str, common: str | None, out_dtype: str | None) -> tuple[tuple[str, ...], str]:

@@ -11,7 +11,7 @@ import torch
 
 from tilewire._arrays.dtypes import promote
 from tilewire._arrays.host import HostArray
-from tilewire._arrays.operands import prepare
+from tilewire._arrays.operands import prepare, prepare_inputs
 from tilewire._types import Resident, TensorInfo
 
 F32 = np.ones((2, 2), np.float32)
@@ -49,6 +49,29 @@ def test_masked_elements_are_not_sent() -> None:
     with pytest.raises(TypeError, match="filled"):
         HostArray.of(np.ma.masked_greater(F32, 0))
     assert HostArray.of(np.ma.masked_greater(F32, 2)).data is not None
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[F32[0], np.ma.masked_greater(F32[1], 0)], [[F32[0]], (np.ma.masked_greater(F32[1], 0),)], [1.0, np.ma.masked]],
+    ids=["arrays", "nested", "number"],
+)
+def test_masked_elements_in_lists_are_not_sent(rows: list[Any]) -> None:
+    with pytest.raises(TypeError, match=r"x: .*filled"):
+        prepare("softmax", {"x": rows})
+    with pytest.raises(TypeError, match="filled"):
+        HostArray.of(rows)
+
+
+def test_fractions_of_a_list_are_not_cut_off() -> None:
+    i8 = F32.astype(np.int8)
+    with pytest.raises(TypeError, match="bias: holds a fraction; int32 takes whole numbers"):
+        prepare("matmul", {"a": i8, "b": i8, "bias": [1.5, 2]})
+    assert prepare("matmul", {"a": i8, "b": i8, "bias": [1.0, 2]}).arrays["bias"].data.tolist() == [1, 2]
+    floats = prepare("matmul", {"a": i8, "b": i8, "bias": [1.5, 2]}, out_dtype="float32")
+    assert floats.arrays["bias"].data.tolist() == [1.5, 2]
+    with pytest.raises(TypeError, match="x: holds a fraction; int64 takes whole numbers"):
+        prepare_inputs({"x": [[0.5]]}, {"x": "int64"})
 
 
 @pytest.mark.parametrize("names", [("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "int8")])
@@ -239,6 +262,36 @@ def test_torch_negates_before_the_elements_are_read() -> None:
     lazy = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
     assert lazy.is_neg()
     assert HostArray.of(lazy).data.tolist() == [-2, -4]
+
+
+class Image(torch.Tensor):
+    """A tensor of a class of its own, as torchvision and others have them."""
+
+
+def test_tensors_of_a_class_of_ones_own() -> None:
+    lazy = torch.tensor([1 + 2j, 3 + 4j]).conj().imag.as_subclass(Image)
+    assert lazy.is_neg()
+    assert HostArray.of(lazy).data.tolist() == [-2, -4]
+    narrow = HostArray.of(torch.ones(2, dtype=torch.float8_e5m2).as_subclass(Image))
+    assert narrow.dtype == "float8_e5m2"
+    answer = narrow.like(lazy)
+    assert isinstance(answer, torch.Tensor)
+    assert answer.dtype == torch.float8_e5m2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, 2).to_mkldnn(),
+        torch._efficientzerotensor((2, 2)),
+        [torch.ones(2, requires_grad=True)],
+    ],
+    ids=["sparse", "opaque", "no memory", "list"],
+)
+def test_tensors_that_cannot_be_read_are_named(value: object) -> None:
+    with pytest.raises(TypeError, match=r"^x: "):
+        prepare("softmax", {"x": value})
 
 
 def test_complex_numbers_of_torch() -> None:
