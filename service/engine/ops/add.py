@@ -19,6 +19,9 @@ class EngineAdd(EngineOp[AddOptions]):
             wide = torch.promote_types(torch.promote_types(a.dtype, out_dtype), torch.float32)
             # As a tensor's element, a number past the range is infinite.
             factor = torch.tensor(options.alpha, dtype=wide).item()
+            if factor not in (1, -1):
+                # Products of float32 numbers are exact there. What rounding takes from one may be all of a small sum.
+                wide = torch.float64
             return (torch.add(a.to(wide), b.to(wide), alpha=factor),)
         # Integers wrap as NumPy's do, whatever alpha is.
         alpha = torch.tensor(options.alpha, dtype=torch.int64).to(a.dtype)

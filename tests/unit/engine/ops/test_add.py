@@ -26,3 +26,14 @@ def test_a_factor_of_float64_has_its_range(bench: OpBench) -> None:
     x = torch.ones(1, dtype=torch.float64)
     (out,) = bench.run("add", {"a": x, "b": x}, alpha=1e308)
     assert out.item() == 1e308
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 1), (1, 8), (1, 1)])
+def test_a_product_is_not_rounded_before_the_sum(bench: OpBench, shape: tuple[int, int]) -> None:
+    """Also where torch takes a loop without fused products, as for short rows of a broadcast operand."""
+    alpha = float(np.float32(-2.7))
+    b = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    a = np.broadcast_to((-alpha * b).astype(np.float32), (8, 8)).copy()
+    exact = a.astype(np.float64) + alpha * b.astype(np.float64)
+    (out,) = bench.run("add", {"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, alpha=alpha)
+    np.testing.assert_allclose(out.numpy(), exact, rtol=2.0**-22, atol=0)
