@@ -462,7 +462,7 @@ class Traced:
         if isinstance(other, Real):
             if fn == "maximum" and other == 0:
                 return self.pointwise("relu")
-            other = np.full((), float(other), dtype_name(self.dtype or DEFAULT_DTYPE))
+            other = float(other)
         return self.pointwise(fn, other)
 
 

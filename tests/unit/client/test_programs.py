@@ -6,6 +6,8 @@ import asyncio
 import functools
 import inspect
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -526,3 +528,14 @@ def test_too_many_steps(client: Any) -> None:
         wait(client.trace(deep, x=("float32", (2,))))
     with pytest.raises(TypeError, match="expected dtype and shape"):
         wait(client.trace(deep, x=3))
+
+
+def test_bounds_of_bfloat16_values_need_no_import_of_the_users() -> None:
+    """In a process of its own: NumPy knows the dtype once anything has imported `ml_dtypes`."""
+    code = (
+        "import numpy as np; from tilewire._programs.trace import record\n"
+        "made = record(lambda x: np.clip(x, -1.5, 2), {'x': ('bfloat16', (-1,))}, 'f')\n"
+        "print(sorted((one.dtype, float(one.numpy())) for one in made.constants.values()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[('bfloat16', -1.5), ('bfloat16', 2.0)]\n", done.stderr
