@@ -45,7 +45,7 @@ class Source:
         """
         try:
             arrays = self._read()
-        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (TypeError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{self.path}: {error}") from error
         if not arrays:
             raise ValueError(f"{self.path}: holds no tensors")

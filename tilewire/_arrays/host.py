@@ -138,8 +138,11 @@ def from_safetensors(body: memoryview | bytearray) -> dict[str, HostArray]:
     if start > len(body):
         raise ValueError("not safetensors: the header is longer than the body")
     header = json.loads(bytes(body[_PREFIX_BYTES:start]))
-    header.pop("__metadata__", None)
-    return {name: _array_at(body, start, entry) for name, entry in header.items()}
+    try:
+        header.pop("__metadata__", None)
+        return {name: _array_at(body, start, name, entry) for name, entry in header.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"not safetensors: its header is not understood ({error!r})") from error
 
 
 def _bytes_of(array: Array) -> memoryview:
@@ -148,11 +151,16 @@ def _bytes_of(array: Array) -> memoryview:
     return memoryview(flat)
 
 
-def _array_at(body: memoryview | bytearray, start: int, entry: Mapping[str, Any]) -> HostArray:
-    name, shape = NAMES[entry["dtype"]], tuple(entry["shape"])
+def _array_at(body: memoryview | bytearray, start: int, tensor: str, entry: Mapping[str, Any]) -> HostArray:
+    code, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if code not in NAMES:
+        raise ValueError(f"{tensor}: dtype {code} cannot be sent; expected one of {', '.join(NAMES)}")
+    name = NAMES[code]
     dtype = EXTENSIONS.get(name) or np.dtype(name)
     count = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or last - first != count:
+        raise ValueError(f"not safetensors: {tensor}: its data_offsets do not span its shape")
     # NumPy refuses an offset at the very end, where the bytes of an empty tensor lie.
-    begin = start + entry["data_offsets"][0] if count else 0
+    begin = start + first if count else 0
     flat = np.frombuffer(body, dtype=np.uint8, count=count, offset=begin)
     return HostArray(name, flat.view(dtype).reshape(shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,32 @@ def test_files_that_are_none(client: tilewire.Client, tmp_path: Path) -> None:
         client.put_file(tmp_path / "x.npy")
     with pytest.raises(ValueError, match=r"\.npy, \.safetensors"):
         client.get_file("w", tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        ({"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}, "w: dtype C64 cannot be sent"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 16]}, "span its shape"),
+        ({"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}, "span its shape"),
+        ({"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}, "smaller"),
+        ({"dtype": "F32", "data_offsets": [0, 16]}, "not understood"),
+        ({"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}, "not understood"),
+        (None, "not understood"),
+    ],
+)
+def test_damaged_safetensors_are_named(client: tilewire.Client, tmp_path: Path, entry: object, what: str) -> None:
+    header = json.dumps({"w": entry}).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(ValueError, match=rf"w\.safetensors: .*{what}"):
+        client.put_file(path)
+
+
+def test_a_dtype_that_a_file_cannot_say_is_named(client: tilewire.Client, tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", X.astype(ml_dtypes.bfloat16))
+    with pytest.raises(ValueError, match=r"w\.npy: dtype .*V2 cannot be sent"):
+        client.put_file(tmp_path / "w.npy")
 
 
 def test_into_a_file(client: tilewire.Client, tmp_path: Path) -> None:
