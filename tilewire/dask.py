@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewire._arrays.dtypes import DTYPES
+from tilewire._arrays.host import HostArray
 from tilewire._clients.client import Client
 from tilewire._errors import Busy, ConnectionFailed, NotFound, QuotaExceeded, TilewireError, Unavailable
 from tilewire._installing import how_to_install
@@ -91,8 +92,12 @@ class Block:
 
     @classmethod
     def of(cls, array: Array) -> Block:
-        """Names a block by its content."""
-        array = np.ascontiguousarray(array)
+        """Names a block by its content.
+
+        Raises:
+            TypeError: A masked array with masked elements.
+        """
+        array = np.ascontiguousarray(HostArray.of(array).data)
         digest = hashlib.blake2b(f"{array.dtype.name}{array.shape}".encode(), digest_size=_DIGEST_BYTES)
         digest.update(array.reshape(-1).view(np.uint8).data)
         return cls(_PREFIX + digest.hexdigest(), array)
@@ -213,11 +218,7 @@ def _product(
     """One block of a product: a row of blocks times a column of blocks."""
     out = np.zeros(shape, dtype=sums)
     for left, right in zip(lefts, rights, strict=True):
-        out += (
-            _pools.get()
-            .of(services)
-            .run("matmul", {"a": np.asarray(left)}, {"b": right}, {**options, "out_dtype": sums.name})
-        )
+        out += _pools.get().of(services).run("matmul", {"a": left}, {"b": right}, {**options, "out_dtype": sums.name})
     return out.astype(result, copy=False)
 
 

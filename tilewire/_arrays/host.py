@@ -31,7 +31,7 @@ class HostArray:
 
     Attributes:
         dtype: Name of its dtype.
-        data: Elements; of bfloat16 and float8 their bits, as unsigned integers.
+        data: Elements in this machine's byte order; of bfloat16 and float8 their bits, as unsigned integers.
     """
 
     dtype: str
@@ -55,6 +55,9 @@ class HostArray:
         name = array.dtype.name
         if name not in CODES:
             raise TypeError(f"dtype {array.dtype} cannot be sent; expected one of {', '.join(CODES)}")
+        if not array.dtype.isnative:
+            # Names of constants and blocks are digests of bytes: the same bytes in another order are other elements.
+            array = array.astype(array.dtype.newbyteorder("="))
         return cls(name, array.view(EXTENSIONS[name]) if name in EXTENSIONS else array)
 
     @property

@@ -54,3 +54,20 @@ def test_what_no_service_takes(call: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words) as raised:
         call(da.ones((2, 2)))
     assert "cast" not in str(raised.value)
+
+
+def test_blocks_of_the_same_bytes_in_another_byte_order_are_others() -> None:
+    little = np.arange(1, 5, dtype="<f4").reshape(2, 2)
+    swapped = little.view(">f4")
+    assert td.Block.of(little).name != td.Block.of(swapped).name
+    assert td.Block.of(little).name == td.Block.of(little.astype(">f4")).name
+    np.testing.assert_array_equal(td.Block.of(swapped).array, swapped)
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_masked_elements_of_blocks_are_not_sent(is_left: bool) -> None:
+    ones = np.ones((2, 2), np.float32)
+    masked, plain = da.from_array(np.ma.masked_array(ones, [[False, True], [False, False]])), da.from_array(ones)
+    product = td.matmul(masked, plain, SERVICES) if is_left else td.matmul(plain, masked, SERVICES)
+    with pytest.raises(TypeError, match="filled"):
+        product.compute(scheduler="synchronous")

@@ -461,6 +461,13 @@ def test_constants_beside_integers(client: Any, server: SpeakingServer) -> None:
 SPEC = ("float32", (-1, 6))
 
 
+def test_the_same_bytes_in_another_byte_order_are_another_constant(client: Any) -> None:
+    little = np.arange(1, 5, dtype="<f4")
+    for factor in (little, little.view(">f4")):
+        kept = wait(client.trace(lambda x, by=factor: x * by, name="times", x=("float32", (-1, 4))))
+        np.testing.assert_array_equal(wait(kept(x=np.ones((1, 4), np.float32))), factor[None])
+
+
 def constants(server: SpeakingServer) -> set[str]:
     return {name for name in server.tensors if "/" in name}
 
