@@ -110,6 +110,10 @@ def promote(names: Iterable[str]) -> str:
         return common.name
     if len(extended & set(_FLOAT8)) > 1 or (common is not None and common.kind not in "fb" and "bfloat16" not in found):
         raise TypeError(f"no dtype holds {' and '.join(sorted(found))}; convert one of them first")
+    if common is not None and common.kind in "iu":
+        # As float16 beside integers: two bytes of them take more than it holds.
+        wide = np.result_type(common, np.float16).name
+        return "bfloat16" if wide == "float16" else wide
     if common is None or common.kind != "f":
         return "bfloat16" if "bfloat16" in extended else extended.pop()
     return "float32" if "bfloat16" in extended and common.name == "float16" else common.name
