@@ -169,9 +169,9 @@ class _Recorder:
     def _constant(self, value: Any, array: HostArray) -> str:
         """Keeps the elements that a value has now: the code may change them later."""
         _, known = self._known.get(id(value), (None, ""))
-        held = self.constants.get(known)
-        if held is None or held.dtype != array.dtype or not np.array_equal(held.data, array.data):
-            known = f"{self.name}/c{len(self.constants)}-{_digest(array)}"
+        digest = _digest(array)
+        if not known.endswith(f"-{digest}"):
+            known = f"{self.name}/c{len(self.constants)}-{digest}"
             self.constants[known] = HostArray(array.dtype, array.data.copy())
             # With the value itself: an id is another's once its object is gone.
             self._known[id(value)] = (value, known)

@@ -468,6 +468,22 @@ def test_the_same_bytes_in_another_byte_order_are_another_constant(client: Any) 
         np.testing.assert_array_equal(wait(kept(x=np.ones((1, 4), np.float32))), factor[None])
 
 
+def test_a_constant_whose_zeros_change_their_sign_is_another(client: Any, server: SpeakingServer) -> None:
+    zeros, odd = np.zeros(6, np.float32), np.full(6, np.nan, np.float32)
+
+    def net(x: Any) -> Any:
+        above = x * zeros
+        np.negative(zeros, out=zeros)
+        return above, x * zeros, (x + odd) * odd
+
+    wait(client.trace(net, x=SPEC))
+    # That of NaN is the same one both times.
+    above, below, last = (server.tensors[name] for name in sorted(constants(server)))
+    assert not np.signbit(above).any()
+    assert np.signbit(below).all()
+    assert np.isnan(last).all()
+
+
 def constants(server: SpeakingServer) -> set[str]:
     return {name for name in server.tensors if "/" in name}
 
