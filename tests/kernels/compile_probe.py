@@ -24,7 +24,14 @@ from tilewire.kernels.add.op import build as build_add
 from tilewire.kernels.add.op import choose as choose_add
 from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
 from tilewire.kernels.matmul.grouped.op import GroupKind
-from tilewire.kernels.matmul.members import CLUSTERS, shares_k, specialization_of, tiles_of
+from tilewire.kernels.matmul.members import (
+    CLUSTERS,
+    ELEMENTS,
+    is_supported,
+    shares_k,
+    specialization_of,
+    tiles_of,
+)
 from tilewire.kernels.matmul.select import select as choose
 from tilewire.kernels.matmul.variants import build
 from tilewire.kernels.normalize.op import Problem as NormalizeProblem
@@ -113,8 +120,19 @@ def table_variants(target):
                     yield f"{shown} shared by {splits}", build(specialization, tile.config, target)
 
 
+def element_variants(target):
+    """The tiles for small products, of every dtype: other types take other ways to the store."""
+    for dtype, (out_dtype, *_) in OUT_DTYPES.items():
+        problem = Problem(3, 3, 3, 1 << 16, dtype, out_dtype)
+        for tile in ELEMENTS if is_supported(dtype, target) else ():
+            specialization = specialization_of(problem, tile.config, is_plain=True)
+            name = f"vector {dtype} {tile.config.block_m} {tile.config.lanes} unaligned"
+            yield name, build(specialization, tile.config, target)
+
+
 def variants(target):
     yield from table_variants(target)
+    yield from element_variants(target)
     for problem in matmul_problems(target):
         config = choose(problem, target, is_plain=False)
         name = f"matmul {problem.m} {problem.dtype} {problem.a_major}{problem.b_major} {problem.precision}"

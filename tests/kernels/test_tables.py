@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tilewire.kernels.matmul import MATMUL
 from tilewire.kernels.matmul.configs import Config, Problem, copied_operands, programs_on
-from tilewire.kernels.matmul.members import MODEL, SPLITS, is_possible, specialization_of, tiles_of
+from tilewire.kernels.matmul.members import ELEMENTS, MODEL, SPLITS, is_possible, specialization_of, tiles_of
 from tilewire.kernels.matmul.select import among_rows, amounts_of, explain, select, select_invariant
 from tilewire.kernels.matmul.shape import MatmulShape
 from tilewire.kernels.matmul.variants import build
@@ -85,10 +85,11 @@ sizes = st.integers(1, 20000)
 def test_choices_are_tiles_of_the_table(m, n, k, batch, dtype):
     out_dtype = {"int8": "int32"}.get(dtype, "bfloat16")
     config = select(Problem(m, n, k, batch, dtype, out_dtype, "k", "k", is_aligned_in=False), H200)
-    named = {tile.config for tiles in tiles_of(H200).values() for tile in tiles}
+    named = {tile.config for tiles in (*tiles_of(H200).values(), ELEMENTS) for tile in tiles}
     assert config.split_k in SPLITS
     assert replace(config, split_k=1) in named
-    assert (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[dtype] <= H200.shared_bytes
+    if config.kernel != "element":
+        assert (config.block_m + config.block_n) * config.block_k * ITEM_BYTES[dtype] <= H200.shared_bytes
 
 
 def with_overrides(chip_sms, *overrides):
@@ -208,7 +209,7 @@ def test_scalar_units_read_float32_in_every_layout(majors):
         problem = replace(shape.problem, is_aligned_out=is_aligned)
         assert select(problem, H200).kernel == "fma"
         # What lies along K may be turned once, by a copy, instead of by each tile. That pays where there is much to do.
-        few = select(replace(problem, m=16, n=64, k=64), H200)
+        few = select(replace(problem, m=128, n=128, k=512), H200)
         assert (few.kernel, few.is_copied) == ("fma", False)
         much = select(replace(problem, m=4096, n=4096, k=4096), H200)
         assert (much.kernel, much.is_copied) == ("fma", majors != "mn")
