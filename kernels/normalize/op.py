@@ -57,7 +57,8 @@ class Problem:
     @property
     def is_column(self) -> bool:
         """Whether rows are held side by side."""
-        return is_column(self.n, _SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
+        layout = {"is_contiguous": self.is_contiguous, "is_aligned": self.is_aligned}
+        return is_column(self.n, _SHORT_N, is_rare=self.is_rare, **layout)
 
     @property
     def is_rare(self) -> bool:

@@ -11,9 +11,6 @@ from typing import NamedTuple
 
 from tilewire.kernels.runtime.targets import Target
 
-# Rows that lie across memory are copied first from this length on.
-COPIED_N = 1024
-
 
 class Block(NamedTuple):
     """What a program holds: `block_n` elements of each of `block_rows` rows."""
@@ -23,36 +20,32 @@ class Block(NamedTuple):
     num_warps: int
 
 
-# By rising length of a row. Of 16 elements or fewer a thread has whole rows; longer ones it shares with others, since more of
-# its registers would hold addresses than elements.
-BLOCKS = (
-    *(Block(512, 4, 4), Block(128, 16, 4), Block(64, 64, 8)),
-    *(Block(32, 128, 8), Block(32, 256, 16), Block(16, COPIED_N, 16)),
-)
-# Rarer pairs of types have fewer binaries.
-FEW_BLOCKS = (BLOCKS[1], BLOCKS[4], BLOCKS[5])
-INTERPRETED_BLOCKS = (Block(8, 4, 4), Block(8, 16, 4), Block(8, COPIED_N, 4))
+# By rising length of a row; a thread has whole rows.
+BLOCKS = (Block(512, 4, 4), Block(128, 16, 4), Block(128, 32, 4))
+INTERPRETED_BLOCKS = (Block(8, 4, 4), Block(8, 16, 4), Block(8, 32, 4))
 
 
 def blocks_for(target: Target, *, is_rare: bool) -> Sequence[Block]:
-    """Blocks by rising length of a row; the last one holds every row that is not copied."""
-    if target.backend == "interpreter":
-        return INTERPRETED_BLOCKS
-    return FEW_BLOCKS if is_rare else BLOCKS
+    """Blocks by rising length of a row."""
+    blocks = INTERPRETED_BLOCKS if target.backend == "interpreter" else BLOCKS
+    # Rarer pairs of types have fewer binaries.
+    return blocks[1:2] if is_rare else blocks
 
 
 def block_for(n: int, target: Target, *, is_rare: bool) -> Block:
-    """The narrowest block that holds a row of `n` < COPIED_N elements."""
+    """The narrowest block that holds a row of `n` elements, which `is_column`."""
     return next(block for block in blocks_for(target, is_rare=is_rare) if block.block_n >= n)
 
 
-def is_column(n: int, short_n: int, *, is_contiguous: bool, is_aligned: bool) -> bool:
+def is_column(n: int, short_n: int, *, is_rare: bool, is_contiguous: bool, is_aligned: bool) -> bool:
     """Whether rows of `n` elements take these blocks.
 
     Args:
         n: Elements of a row.
         short_n: Most elements of rows that take them though their elements follow one another.
+        is_rare: Whether input and output differ in type.
         is_contiguous: Whether elements of a row follow one another.
         is_aligned: Whether rows can be read and written in 16-byte pieces.
     """
-    return n <= short_n and not is_aligned if is_contiguous else n < COPIED_N
+    longest = BLOCKS[1 if is_rare else -1].block_n
+    return n <= short_n and not is_aligned if is_contiguous else n <= longest

@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import INTERPRETER, Target
 from tilewire.kernels.selection.cost_model import Amounts, Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for, table_name
-from tilewire.kernels.softmax.columns import Block, block_for, blocks_for, is_column
+from tilewire.kernels.softmax.columns import block_for, blocks_for, is_column
 
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
@@ -63,12 +63,23 @@ class Problem:
     @property
     def is_column(self) -> bool:
         """Whether `column` computes it."""
-        return is_column(self.n, SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
+        layout = {"is_contiguous": self.is_contiguous, "is_aligned": self.is_aligned}
+        return is_column(self.n, SHORT_N, is_rare=self.is_rare, **layout)
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether the pair of types has fewer binaries."""
+        return self.dtype != self.out_dtype
+
+    @property
+    def is_across(self) -> bool:
+        """Whether `across` computes it."""
+        return not self.is_contiguous and not self.is_column and self.n < COPIED_N
 
     @property
     def is_copied(self) -> bool:
         """Whether the rows are copied first, so that their elements follow one another."""
-        return not self.is_contiguous and not self.is_column
+        return not self.is_contiguous and self.n >= COPIED_N
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,8 @@ class Config:
 
     Attributes:
         kernel: `row` (whole rows in registers), `loop` (a row read twice), `cooperative` (a row in the registers of several
-            programs), `split` (a row over several programs, read twice) or `column` (whole rows side by side in registers).
+            programs), `split` (a row over several programs, read twice) or `column` (whole rows side by side in registers), or
+            `across` (rows side by side, read twice).
         block_rows: Rows of one program.
         block_n: Elements of a row held at a time.
         num_warps: Warps of one program.
@@ -102,6 +114,10 @@ class Config:
 
 LOOP = Config("loop", 1, 4096, 8)
 SPLIT = Config("split", 1, 4096, 8)
+ACROSS, INTERPRETED_ACROSS = Config("across", 32, 32, 4), Config("across", 16, 16, 4)
+# Rows that lie across memory are copied first from this length on. One program reads 32 of them side by side to the end: 1024
+# elements took 92 µs for 64 rows, and 54 with the copies, which wait for the host; 65,536 elements 4,754 and 80 (H200).
+COPIED_N = 1024
 # Elements up to which rows that are read one by one take the blocks of rows across memory.
 SHORT_N = 4
 # Elements of the narrowest rows.
@@ -145,21 +161,26 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
 
 
 def _column_members(dtype: str, out_dtype: str, target: Target) -> Iterator[tuple[Problem, Config]]:
+    """The members for rows that lie across memory."""
     problem = Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False)
-    return ((problem, _of_block(block)) for block in blocks_for(target, is_rare=dtype != out_dtype))
+    yield from ((problem, Config("column", *block)) for block in blocks_for(target, is_rare=problem.is_rare))
+    yield replace(problem, n=COPIED_N - 1), _across(target)
 
 
-def _of_block(block: Block) -> Config:
-    return Config("column", *block)
+def _across(target: Target) -> Config:
+    return INTERPRETED_ACROSS if target.backend == "interpreter" else ACROSS
 
 
 def _column_config(problem: Problem, target: Target) -> Config:
-    return _of_block(block_for(problem.n, target, is_rare=problem.dtype != problem.out_dtype))
+    """The one configuration where the length of a row alone decides: `column` or `across`."""
+    if problem.is_across:
+        return _across(target)
+    return Config("column", *block_for(problem.n, target, is_rare=problem.is_rare))
 
 
 def tiles_for(problem: Problem, target: Target) -> Iterator[Tile]:
     """The tiles that are built for the types of `problem`."""
-    is_rare = problem.dtype != problem.out_dtype
+    is_rare = problem.is_rare
     unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
     for tile in tiles_of(key_of(problem), target):
         # Rows of whole pieces are no shorter than one.
@@ -193,7 +214,7 @@ def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
 
 def choose_interpreted(problem: Problem) -> Config:
     """Small blocks, which reach every tail and loop of the kernels at sizes that an interpreter can do."""
-    if problem.is_column:
+    if problem.is_column or problem.is_across:
         return _column_config(problem, INTERPRETER)
     if problem.n <= 64:
         if problem.n > 32 and problem.n <= 48:
@@ -220,7 +241,7 @@ def select(problem: Problem, target: Target) -> Config:
     """
     if target.backend == "interpreter":
         return choose_interpreted(problem)
-    if problem.is_column:
+    if problem.is_column or problem.is_across:
         return _column_config(problem, target)
 
     def predicted_us(found: tuple[Config, Tile]) -> float:
@@ -240,6 +261,8 @@ def explain(problem: Problem, target: Target) -> str:
         f"{chosen.kernel} {chosen.block_rows}x{chosen.held_n}, {chosen.num_warps} warps, {chosen.splits} programs a row"
     )
     head = f"{problem.dtype} {problem.rows}x{problem.n} by table {table_name(target)}: {words}"
+    if problem.is_across:
+        return f"{head}, for rows that lie across memory"
     if problem.is_column:
         which = "that lie across memory" if not problem.is_contiguous else "that are read one by one"
         return f"{head}, for rows of up to {chosen.block_n} elements {which}"
@@ -257,7 +280,7 @@ def select_invariant(problem: Problem, target: Target) -> Config:
 
 def possible(problem: Problem, target: Target) -> Iterator[Config]:
     """Every member of the catalogue that can compute `problem`, at every sensible number of programs for a row."""
-    if problem.is_column:
+    if problem.is_column or problem.is_across:
         return iter((_column_config(problem, target),))
     return (config for config, _ in _possible(problem, target))
 

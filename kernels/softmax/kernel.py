@@ -356,6 +356,49 @@ def softmax_column_kernel(
 
 
 @triton.jit
+def softmax_across_kernel(
+    x_ptr,
+    out_ptr,
+    rows,
+    n,
+    rows_inner,
+    stride_xo,
+    stride_xi,
+    stride_xn,
+    stride_oo,
+    stride_oi,
+    stride_on,
+    log,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    IN_PTX: tl.constexpr,
+):
+    """Rows whose elements lie apart, read side by side, twice. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    await_previous(OVERLAP)
+    first = tl.program_id(0) * BLOCK_ROWS
+    lane = tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
+    x_ptrs = x_ptr + row_offsets(first, lane, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, 1)[None, :]
+    out_ptrs = out_ptr + row_offsets(first, lane, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, 1)[None, :]
+    in_rows = (first + lane < rows)[None, :]
+    top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+    for start in range(0, n, BLOCK_N):
+        offs = (start + offs_n)[:, None]
+        x = tl.load(x_ptrs + offs * stride_xn, mask=in_rows & (offs < n), other=-float("inf")).to(tl.float32)
+        top, total = absorb(top, total, x, IN_PTX)
+    top, total = merge_lanes(top, total, 0, IN_PTX)
+    for start in range(0, n, BLOCK_N):
+        offs = (start + offs_n)[:, None]
+        mask = in_rows & (offs < n)
+        x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
+        tl.store(
+            out_ptrs + offs * stride_on, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=mask
+        )
+
+
+@triton.jit
 def softmax_cooperative_kernel(
     x_ptr,
     out_ptr,

@@ -27,6 +27,7 @@ from tilewire.kernels.softmax.configs import (
 )
 from tilewire.kernels.softmax.groups import options_of
 from tilewire.kernels.softmax.kernel import (
+    softmax_across_kernel,
     softmax_apply_kernel,
     softmax_column_kernel,
     softmax_cooperative_kernel,
@@ -44,6 +45,7 @@ KERNELS = {
     "loop": (softmax_loop_kernel,),
     "cooperative": (softmax_cooperative_kernel,),
     "column": (softmax_column_kernel,),
+    "across": (softmax_across_kernel,),
     "split": (softmax_partial_kernel, softmax_apply_kernel),
 }
 
@@ -256,7 +258,7 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     """Launches the binaries of one configuration and checks them."""
     splits = max(2, config.splits) if config.kernel == "split" else config.splits
     config = replace(config, splits=splits)
-    n = config.held_n * splits
+    n = 40 if config.kernel == "across" else config.held_n * splits
     x = torch.full((3, n if problem.is_aligned else n - 1), -torch.inf, device=device)
     # A power of two, so that the quotient is exact.
     equal = 1 << (min(8, x.shape[1]).bit_length() - 1)
