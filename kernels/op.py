@@ -245,10 +245,12 @@ def config_text(config: Config) -> str:
 
 
 def config_from(kind: type[Any], text: str) -> Config:
-    """The configuration that `config_text` wrote."""
+    """The configuration that `config_text` wrote; fields that were added behind it since have their defaults."""
     read: dict[str, Callable[[str], Any]] = {"str": str, "int": int, "bool": lambda value: value == "1"}
-    fields = zip(dataclasses.fields(kind), text.split(","), strict=True)
-    return kind(**{field.name: read[str(field.type)](value) for field, value in fields})
+    fields, values = dataclasses.fields(kind), text.split(",")
+    if len(values) > len(fields):
+        raise ValueError(f"{text}: more fields than {kind.__name__} has")
+    return kind(**{field.name: read[str(field.type)](value) for field, value in zip(fields, values, strict=False)})
 
 
 def log_uniform(generator: random.Random, least: int, most: int) -> int:

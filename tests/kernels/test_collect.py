@@ -18,6 +18,7 @@ from tilewire.kernels.autotune.collect import (
 )
 from tilewire.kernels.autotune.compiling import Facts
 from tilewire.kernels.autotune.workloads import as_line, parse_line
+from tilewire.kernels.matmul.configs import Config
 from tilewire.kernels.op import config_from, config_text
 from tilewire.kernels.registry import measured_ops
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
@@ -104,3 +105,10 @@ def test_configurations_read_back_as_what_they_were():
     for shape in draw(5, 0.03, OPS):
         for config in candidates(shape, H100):
             assert config_from(type(config), config_text(config)) == config
+
+
+def test_texts_of_before_a_field_was_added_are_read():
+    text = "wgmma,128,64,64,8,1,8,8,1,0,1,0,0,"
+    assert config_from(Config, text) == Config("wgmma", 128, 64, 64, num_warps=8, num_stages=8, is_persistent=True)
+    with pytest.raises(ValueError, match="more fields"):
+        config_from(Config, f"{text},1,1")
