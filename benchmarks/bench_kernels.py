@@ -163,16 +163,23 @@ def _host_us(call: Callable[[], object]) -> float:
     return best
 
 
-def write(folder: Path, rows: list[Row], ceilings: dict[str, float], host: dict[str, float], argv: list[str]) -> None:
-    """Results and plots into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    result = {
+def described(module: str, argv: list[str]) -> Row:
+    """What a result of `module`, called with `argv`, says of this device and of the versions."""
+    return {
         "device": torch.cuda.get_device_name(),
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "command": command_of("benchmarks.bench_kernels", argv),
+        "command": command_of(module, argv),
+    }
+
+
+def write(folder: Path, rows: list[Row], ceilings: dict[str, float], host: dict[str, float], argv: list[str]) -> None:
+    """Results and plots into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        **described("benchmarks.bench_kernels", argv),
         "ceilings": ceilings,
         "geomeans": geomeans(rows),
         "host_us": host,

@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
         sys.stderr.write("bench ops: needs a GPU\n")
         return 1
     begin_s = time.monotonic()
-    report = Report(arguments.out)
+    report = Report(arguments.out and arguments.out / "ops.jsonl")
     compile_all(only, report)
     if arguments.random:
         run_random(arguments.seed, arguments.random, only, report, begin_s + arguments.seconds)
@@ -101,13 +101,13 @@ def timed_random(case: op_random.Case) -> Row:
 
 
 class Report:
-    """Rows, printed and written as they come."""
+    """Rows, printed and written as they come, a line of JSON each."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._file = None
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / "ops.jsonl").open("w")
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w")
         self.num_rows = self.num_bad = 0
 
     def add(self, row: Row) -> None:

@@ -104,7 +104,8 @@ def _reduce(generator: random.Random) -> Case:
     return Case("reduce", f"{kind} {tuple(lengths)} axis {axis} {dtype}", make)
 
 
-def _theirs(kind: str, x: torch.Tensor, axis: int | None) -> torch.Tensor:
+def torch_reduce(kind: str, x: torch.Tensor, axis: int | None) -> torch.Tensor:
+    """PyTorch's reduction of a kind along one axis, or all."""
     dims = tuple(range(x.dim())) if axis is None else (axis,)
     if kind in ("argmax", "argmin"):
         found: torch.Tensor = getattr(torch, kind)(x, axis)
@@ -117,11 +118,11 @@ def _theirs(kind: str, x: torch.Tensor, axis: int | None) -> torch.Tensor:
 
 def _make_reduce(shape: tuple[int, ...], axis: int | None, kind: str, dtype: str) -> Any:
     xs = _sets(shape, dtype)
-    out = torch.empty_like(_theirs(kind, xs[0], axis))
+    out = torch.empty_like(torch_reduce(kind, xs[0], axis))
     prepared = prepare_reduce(xs[0], out, kind=kind, axis=axis)
 
     def is_right() -> bool:
-        ours, theirs = reduce(xs[0], kind, axis=axis), _theirs(kind, xs[0].double(), axis)
+        ours, theirs = reduce(xs[0], kind, axis=axis), torch_reduce(kind, xs[0].double(), axis)
         if REDUCTIONS[kind].is_index:
             # Equal elements may have several places.
             flat = xs[0].view(-1) if axis is None else xs[0].movedim(axis, -1)
@@ -129,7 +130,10 @@ def _make_reduce(shape: tuple[int, ...], axis: int | None, kind: str, dtype: str
         rtol, atol = (1e-2, 1e-1) if dtype == "bfloat16" else (1e-4, 1e-2)
         return torch.allclose(ours.double(), theirs, rtol=rtol, atol=atol)
 
-    calls = {"chosen": lambda index: prepared(xs[index], out), "torch": lambda index: _theirs(kind, xs[index], axis)}
+    calls = {
+        "chosen": lambda index: prepared(xs[index], out),
+        "torch": lambda index: torch_reduce(kind, xs[index], axis),
+    }
     return calls, len(xs), is_right
 
 
@@ -146,12 +150,7 @@ def _make_normalize(rows: int, n: int, kind: str, dtype: str) -> Any:
     prepared = prepare_normalize(xs[0], out, kind=kind, weight=weight, bias=bias, eps=1e-5)
 
     def theirs(x: torch.Tensor) -> torch.Tensor:
-        typed = None if weight is None else weight.to(x.dtype)
-        if kind == "layer":
-            return torch.nn.functional.layer_norm(x, (n,), typed, None if bias is None else bias.to(x.dtype), 1e-5)
-        if kind == "rms":
-            return torch.nn.functional.rms_norm(x, (n,), typed, 1e-5)
-        return torch.nn.functional.normalize(x, dim=1)
+        return torch_normalize(kind, x, 1e-5, *(None if one is None else one.to(x.dtype) for one in (weight, bias)))
 
     def is_right() -> bool:
         ours = normalize(xs[0], kind, weight=weight, bias=bias, eps=1e-5)
@@ -160,6 +159,17 @@ def _make_normalize(rows: int, n: int, kind: str, dtype: str) -> Any:
 
     found = {"chosen": lambda index: prepared(xs[index], weight, bias, out), "torch": lambda index: theirs(xs[index])}
     return found, len(xs), is_right
+
+
+def torch_normalize(
+    kind: str, x: torch.Tensor, eps: float, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """PyTorch's normalisation of a kind along the last axis."""
+    if kind == "layer":
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    if kind == "rms":
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
+    return torch.nn.functional.normalize(x, dim=-1, eps=eps)
 
 
 def _search(generator: random.Random) -> Case:
@@ -220,13 +230,18 @@ _TORCH: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
+def torch_pointwise(fn: str) -> Callable[..., torch.Tensor]:
+    """PyTorch's function of a name of `pointwise`."""
+    found: Callable[..., torch.Tensor] = _TORCH.get(fn) or getattr(torch, fn)
+    return found
+
+
 def _make_pointwise(fn: str, rows: int, n: int, is_row: bool, dtype: str) -> Any:
     xs = [x.abs() + 0.5 if fn in ("log", "sqrt", "rsqrt") else x for x in _sets((rows, n), dtype)]
     y = None
     if fn in BINARY:
         y = normal((n,) if is_row else (rows, n), dtype, 99).abs() + 0.5
-    out, theirs = torch.empty_like(xs[0]), _TORCH.get(fn, getattr(torch, fn, None))
-    assert theirs is not None, fn
+    out, theirs = torch.empty_like(xs[0]), torch_pointwise(fn)
     operands = () if y is None else (y,)
     prepared = prepare_pointwise(xs[0], out, fn=fn, y=y)
 
