@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
         parser.error(f"--ops: expected some of {','.join(DRAWS)}, got {','.join(unknown)}")
     if not torch.cuda.is_available():
         sys.stderr.write("bench odd_shapes: needs a GPU\n")
-        return 2
+        return 1
     report = Report(arguments.out)
     facts = described("benchmarks.bench_odd_shapes", argv)
     detail = f"{arguments.seed} on {facts['device']}"
