@@ -84,7 +84,7 @@ class MatmulShape:
 
     def _extent(self, rows: int, columns: int, dtype: str, *, is_turned: bool) -> Extent:
         count, length = (columns, rows) if is_turned else (rows, columns)
-        step = row_step(length, ITEM_BYTES[dtype]) if self.is_padded else length
+        step = row_step(length, ITEM_BYTES[dtype]) if self.is_padded and length > 1 else length
         strides = (1, step) if is_turned else (step, 1)
         if self.batch == 1:
             return Extent((rows, columns), strides)

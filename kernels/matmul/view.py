@@ -60,11 +60,13 @@ def view_of(a: Extent, b: Extent, out: Extent, *, is_row_scaled: bool, can_turn:
     if len(batch) > 2:
         return None
     (outer, inner), ((outer_a, inner_a), (outer_b, inner_b), (outer_out, inner_out)) = batch, strides
+    # One column whose elements follow one another lies along K, from whose start alone its alignment depends.
+    step_n = b.step(-1) if b.strides[-2] == 1 else b.strides[-1]
     view = View(
         *(a.shape[-2], b.shape[-1], a.shape[-1]),
         (outer, inner),
         (outer_a, inner_a, a.step(-2), a.strides[-1]),
-        (outer_b, inner_b, b.step(-2), b.strides[-1]),
+        (outer_b, inner_b, b.step(-2), step_n),
         (outer_out, inner_out, out.step(-2), out.strides[-1]),
     )
     view = view if is_row_scaled else _fold(view)

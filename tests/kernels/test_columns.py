@@ -63,3 +63,20 @@ def test_bits_of_a_row_stay_those_of_any_number_of_rows(generator):
     a, b = torch.randn((70, 40), generator=generator), torch.randn((40, 1), generator=generator)
     whole = matmul(a, b, batch_invariant=True)
     assert torch.equal(matmul(a[:3], b, batch_invariant=True), whole[:3])
+
+
+@pytest.mark.parametrize("spec", [EpilogueSpec(), EpilogueSpec("float32")])
+def test_a_vector_that_follows_itself_is_aligned_where_it_begins(spec):
+    plan = plan_of(torch.empty(50, 16), torch.empty(16, 1), torch.empty(50, 1), spec, "ieee")
+    assert plan is not None
+    view, problem, _ = plan
+    assert (problem.a_major if view.is_turned else problem.b_major) == "k"
+    assert (problem.is_padded_a, problem.is_padded_b) == (True, True)
+
+
+def test_a_vector_in_padded_rows_is_right(generator):
+    a, rows = whole((9, 16), torch.float16, generator), whole((16, 8), torch.float16, generator)
+    bias = torch.tensor([5.0])
+    for given in (None, bias):
+        out = matmul(a, rows[:, :1], bias=given)
+        assert torch.equal(out.double(), matmul_reference(a, rows[:, :1], bias=given))

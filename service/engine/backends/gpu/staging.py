@@ -182,7 +182,8 @@ def move(device: torch.Tensor, place: HostBytes, *, is_gather: bool, skipped: in
 
 
 def _must_pad(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    return len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
+    # One column is read and written as one row.
+    return len(shape) == 2 and min(shape) > 1 and shape[1] * dtype.itemsize % ROW_BYTES != 0
 
 
 def segments_of(places: Sequence[HostBytes]) -> dict[int, torch.Tensor]:
