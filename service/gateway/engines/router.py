@@ -53,7 +53,7 @@ from tilewire.service.ipc.messages import (
     Upload,
     Welcome,
 )
-from tilewire.service.match import Match
+from tilewire.service.match import Match, is_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement, check_shard, long_axis, placement_of
 
@@ -351,30 +351,39 @@ class Engines:
         versions = self._engines[index].residing.versions
         return versions[home] if home < len(versions) else 0
 
-    async def download(self, info: TensorInfo, out_offset: int) -> Done | Stale:
+    async def download(self, info: TensorInfo, out_offset: int, match: Match | None = None) -> TensorInfo | None:
         """Writes a resident to `out_offset` of the segment.
+
+        Args:
+            info: Its description; another of its type may have replaced it since.
+            out_offset: Where its bytes go.
+            match: Condition on the version that is written.
 
         Raises:
             UnknownName: It is no more.
             Lost: It died with the engine that held it.
 
         Returns:
-            `Done`; or `Stale` when it must be described anew.
+            Description of what was written; None when it must be described anew.
         """
         if info.axis:
             return await self._shards.download(info, out_offset)
         mark = self._directory.mark_of(info.name)
         index = self._locator.least_busy((info.name,))
         if index is None:
-            return Stale(0, (info,))
+            return None
         _, future = self._engines[index].send(GetTensor(0, info.name, info.type, out_offset))
         reply = await asyncio.shield(future)
-        assert isinstance(reply, Done | Stale), "This is a bug."
-        if isinstance(reply, Stale) and reply.missing:
-            self._directory.forget(info.name)
-        elif isinstance(reply, Stale):
-            self._directory.learn(reply.tensors[0], mark, index)
-        return reply
+        if isinstance(reply, Stale):
+            if reply.missing:
+                self._directory.forget(info.name)
+            else:
+                self._directory.learn(reply.tensors[0], mark, index)
+            return None
+        assert isinstance(reply, Done), "This is a bug."
+        assert reply.stored is not None, "This is a bug."
+        written = reply.stored.info
+        return written if is_match(match, written.tag) else None
 
     async def check_held(self, info: TensorInfo) -> None:
         """Checks that a resident which one engine has described is lost on no other.

@@ -125,11 +125,11 @@ class Shards:
             if isinstance(outcome, BaseException) and not isinstance(outcome, TilewireError):
                 raise outcome
 
-    async def download(self, info: TensorInfo, out_offset: int) -> Done | Stale:
+    async def download(self, info: TensorInfo, out_offset: int) -> TensorInfo | None:
         """Has every engine write its part to where it belongs behind `out_offset`.
 
         Returns:
-            `Done` when all have; `Stale` when the tensor must be described anew.
+            `info` when all have; None when the tensor must be described anew.
 
         Raises:
             Unavailable: An engine is not ready, or dies meanwhile.
@@ -139,9 +139,7 @@ class Shards:
         futures = [engine.send(message)[1] for engine in self._engines]
         await asyncio.wait(futures)
         replies = [_outcome(future) for future in futures]
-        if await self._is_whole(replies, {"name": Pinned(info, 0)}):
-            return Done(0, Timings())
-        return Stale(0, (info,))
+        return info if await self._is_whole(replies, {"name": Pinned(info, 0)}) else None
 
     async def check_parts(self, info: TensorInfo) -> None:
         """Checks that no engine has lost its part; one that is restarting may yet bring it.

@@ -15,7 +15,7 @@ from tilewire.service.errors import BeyondLimit, InvalidRequest, Lost, Unavailab
 from tilewire.service.gateway.engines.division import check_sharding
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Leases
-from tilewire.service.ipc.messages import Done, TensorInfo, Upload
+from tilewire.service.ipc.messages import TensorInfo, Upload
 from tilewire.service.match import Match
 from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.program.definition import CALLS, RESIDENT, Program, check_program_name, parse_program
@@ -86,11 +86,11 @@ class Programs:
             mark = self._engines.mark_of(program_resident(name))
             info = await self._describe(name, field, match)
             lease = await leases.wait(info.type.nbytes)
-            reply = await self._engines.download(info, lease.offset)
+            written = await self._engines.download(info, lease.offset, match)
             text = bytes(lease.view)
             leases.give_back(lease)
-            if isinstance(reply, Done):
-                return self._keep(name, info, parse_program(text, OPS), mark)
+            if written is not None:
+                return self._keep(name, written, parse_program(text, OPS), mark)
         raise Unavailable(f"{field}: {name!r} keeps changing")
 
     async def put(self, name: str, text: bytes, leases: Leases, match: Match | None = None) -> tuple[KeptProgram, bool]:

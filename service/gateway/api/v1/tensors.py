@@ -19,8 +19,8 @@ from tilewire.service.gateway.request.handle import MAX_PLANS, OK, change_of, ma
 from tilewire.service.gateway.request.head import Head
 from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.response import Answered, describe_tensor, json_response, respond, timestamp
-from tilewire.service.ipc.messages import Done, TensorInfo, Upload
-from tilewire.service.match import entity_tag, is_known, is_match
+from tilewire.service.ipc.messages import TensorInfo, Upload
+from tilewire.service.match import entity_tag, is_known
 from tilewire.service.ops.op import check_limits
 from tilewire.service.ops.program.definition import NO_TENSORS
 from tilewire.service.ops.registry import is_program
@@ -119,13 +119,11 @@ async def _download(gateway: Gateway, context: RequestContext, name: str) -> Res
             codec = codec_for_accept(context.head.headers.get("accept"), None, [info.type.dtype])
             reserve_answer(context, info.type.nbytes)
             lease = await leases.wait(info.type.nbytes, is_result=True)
-            done = await gateway.engines.download(info, lease.offset)
-            # It may have been replaced by another of its shape since.
-            info = done.stored.info if isinstance(done, Done) and done.stored is not None else info
-            if isinstance(done, Done) and is_match(match, info.tag):
-                encoder = encoder_for(codec, {UNNAMED if name in NO_TENSORS else name: info.type})
+            written = await gateway.engines.download(info, lease.offset, match)
+            if written is not None:
+                encoder = encoder_for(codec, {UNNAMED if name in NO_TENSORS else name: written.type})
                 answer = await offload(encoder.work_bytes, encoder.encode, [lease.view])
-                answer.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(info).items())
+                answer.lines = "".join(f"{field}: {value}\r\n" for field, value in _headers(written).items())
                 await respond(gateway, context, OK, answer)
                 return Answered()
             leases.give_back(lease)
