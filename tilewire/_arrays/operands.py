@@ -108,6 +108,8 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
     is_known = any(operand.dtype is not None or operand.resident is None for operand in main)
     for operand in given:
         if operand.name in OPTIONAL_OPERANDS and operand.resident is None:
+            if op == "search":
+                _refuse_mask(operand)
             taken, usual = dtypes_beside(operand.name, op, common if is_known else None, out_dtype)
             _convert_secondary(operand, taken, usual, cast)
     arrays = {operand.name: operand.array for operand in given if operand.array is not None}
@@ -269,6 +271,16 @@ def dtypes_beside(name: str, op: str, common: str | None, out_dtype: str | None)
     if op == "matmul" and common == "int8" and out_dtype in (None, "int32"):
         return ("int32",), "int32"
     return FLOATS, common if common in FLOATS else DEFAULT_DTYPE
+
+
+def _refuse_mask(operand: _Given) -> None:
+    """Refuses a filter where numbers are added to scores: as 1 and 0 it would change them and exclude nothing."""
+    is_mask = _leaves_of(operand).dtype == np.bool_ if operand.dtype is None else operand.dtype == "bool"
+    if is_mask:
+        raise TypeError(
+            f"{operand.name}: booleans exclude no item; where True is to keep one, type "
+            f"np.where({operand.name}, 0, -np.inf).astype(np.float32), with np.inf for l2"
+        )
 
 
 def _convert_secondary(operand: _Given, taken: tuple[str, ...], usual: str, cast: str | None) -> None:

@@ -148,6 +148,13 @@ def test_cast_is_for_what_the_op_does_not_take() -> None:
     assert prepare("matmul", {"a": F32, "b": F32, "bias": np.ones(2)}, cast="float32").arrays["bias"].dtype == "float32"
 
 
+@pytest.mark.parametrize("bias", [np.array([True, False]), [True, False], torch.tensor([True, False])])
+@pytest.mark.parametrize("cast", [None, "float32"])
+def test_a_mask_is_no_bias_of_scores(bias: Any, cast: str | None) -> None:
+    with pytest.raises(TypeError, match=r"bias: booleans exclude no item.*np\.where\(bias, 0, -np\.inf\)"):
+        prepare("search", {"a": F32, "b": F32, "bias": bias}, cast=cast)
+
+
 @pytest.mark.parametrize(
     ("dtype", "out_dtype", "bias"),
     [
