@@ -125,7 +125,9 @@ class _Exchange:
         except StopIteration as done:
             reply, is_kept = done.value
         except (ConnectionError, http.client.HTTPException) as error:
-            raise broken or error from error
+            if broken is None:
+                raise
+            raise broken from error
         return reply, is_kept and broken is None
 
     async def _send(self, head: bytes) -> None:

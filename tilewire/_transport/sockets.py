@@ -120,7 +120,9 @@ class SocketTransport:
         except StopIteration as done:
             reply, is_kept = done.value
         except (ConnectionError, http.client.HTTPException) as error:
-            raise broken or error from error
+            if broken is None:
+                raise
+            raise broken from error
         return reply, is_kept and broken is None
 
 

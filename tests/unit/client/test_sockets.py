@@ -269,6 +269,19 @@ def test_a_slow_server_is_a_failed_connection_and_not_tried_again(kind: Callable
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_causes_of_a_broken_connection_come_to_an_end(kind: Callable[..., Any]) -> None:
+    with scripted(closes) as url, pytest.raises(tilewire.ConnectionFailed) as raised:
+        softmax(kind, url, max_retries=0)
+    causes: list[BaseException] = []
+    cause: BaseException | None = raised.value
+    while cause is not None:
+        assert cause not in causes
+        causes.append(cause)
+        cause = cause.__cause__
+    assert len(causes) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_proxy_that_does_not_answer_is_named(
     kind: Callable[..., Any], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
