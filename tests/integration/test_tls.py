@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import trustme
 
+import tilewire
 from tests.support.api_keys import keys_file
 from tests.support.exposition import is_idle, settles, total
 from tests.support.live_server import COMMAND, LiveServer, serving
@@ -249,6 +250,18 @@ def test_plain_http_gets_no_answer(secure: LiveServer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+def test_the_client_says_how_it_trusts_an_authority(
+    secure: LiveServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with tilewire.Client(secure.url, max_retries=0) as client, pytest.raises(tilewire.ConnectionFailed) as raised:
+        client.tensors()
+    assert raised.value.detail.endswith("set SSL_CERT_FILE to the file of its certificate")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.authority))
+    with tilewire.Client(secure.url, max_retries=0) as client:
+        assert client.ready()
+
+
 def test_old_versions_are_refused(secure: LiveServer, certificates: Certificates) -> None:
     context = certificates.context()
     context.set_ciphers("DEFAULT:@SECLEVEL=0")

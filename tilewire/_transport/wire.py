@@ -29,6 +29,13 @@ POLL_S = 0.1
 CHUNK_BYTES = 2**18
 # Names a resident that the request needs: proxies hash it, so that requests go where the tensor is warm.
 KEY_HEADER = "X-Tilewire-Key"
+# What to do, by the name that OpenSSL has for what went wrong.
+_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": "for an authority of your own set SSL_CERT_FILE to the file of its certificate",
+    "WRONG_VERSION_NUMBER": "is it a server of http:// rather than https://?",
+    # The same since OpenSSL 3.2.
+    "RECORD_LAYER_FAILURE": "is it a server of http:// rather than https://?",
+}
 _TIMING = re.compile(r"\s*([\w-]+)\s*;(?:[^,]*;)?\s*dur=([0-9.]+)")
 
 Progress = Callable[[int, int], None]
@@ -236,8 +243,11 @@ def failed(
     """
     is_nobody_there = isinstance(error, ConnectionRefusedError)
     was_refused = is_nobody_there if was_refused is None else was_refused
-    hint = "; is a server running there?" if is_nobody_there else ""
-    return ConnectionFailed(unreachable(base_url, error) + hint, was_broken=was_broken, was_refused=was_refused)
+    detail = unreachable(base_url, error)
+    signs = (hint for sign, hint in _HINTS.items() if sign in detail)
+    hint = "is a server running there?" if is_nobody_there else next(signs, "")
+    detail += f"; {hint}" if hint else ""
+    return ConnectionFailed(detail, was_broken=was_broken, was_refused=was_refused)
 
 
 def checked(reply: Reply) -> Reply:
@@ -268,7 +278,8 @@ def _detail_of(reply: Reply) -> str:
     text = bytes(reply.body[:200]).decode(errors="replace").strip()
     if not detail and (content_type(reply.headers) == "text/html" or text.startswith("<")):
         phrase = {int(known): known.phrase for known in HTTPStatus}.get(reply.status, "")
-        return f"status {reply.status}: {phrase}".removesuffix(": ")
+        status = f"status {reply.status}: {phrase}".removesuffix(": ")
+        return f"{status}, with a web page, so by a proxy or another server; check the address, HTTP_PROXY and NO_PROXY"
     return str(detail or text or f"status {reply.status}")
 
 

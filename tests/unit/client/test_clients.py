@@ -490,7 +490,8 @@ def test_error_pages_have_no_tags(call: Call, server: SpeakingServer, status: in
         server.refusals = [httpx.Response(status, **page)]  # type: ignore[arg-type]
         with pytest.raises(tilewire.ServerError) as raised:
             call("matmul", EYE, EYE)
-        assert raised.value.detail == detail
+        assert raised.value.detail.startswith(f"{detail}, with a web page, so by a proxy or another server; ")
+        assert raised.value.detail.endswith("HTTP_PROXY and NO_PROXY")
 
 
 @pytest.mark.parametrize("kind", KINDS)

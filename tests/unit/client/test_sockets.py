@@ -269,6 +269,12 @@ def test_a_slow_server_is_a_failed_connection_and_not_tried_again(kind: Callable
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_https_to_a_server_of_http_says_so(kind: Callable[..., Any], url: str) -> None:
+    with pytest.raises(tilewire.ConnectionFailed, match=r"is it a server of http:// rather than https://\?$"):
+        softmax(kind, url.replace("http:", "https:"), max_retries=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_causes_of_a_broken_connection_come_to_an_end(kind: Callable[..., Any]) -> None:
     with scripted(closes) as url, pytest.raises(tilewire.ConnectionFailed) as raised:
         softmax(kind, url, max_retries=0)
