@@ -109,7 +109,7 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
     for operand in given:
         if operand.name in OPTIONAL_OPERANDS and operand.resident is None:
             if op == "search":
-                _refuse_mask(operand)
+                refuse_filter(operand.name, operand.array or _leaves_of(operand))
             taken, usual = dtypes_beside(operand.name, op, common if is_known else None, out_dtype)
             _convert_secondary(operand, taken, usual, cast)
     arrays = {operand.name: operand.array for operand in given if operand.array is not None}
@@ -273,13 +273,16 @@ def dtypes_beside(name: str, op: str, common: str | None, out_dtype: str | None)
     return FLOATS, common if common in FLOATS else DEFAULT_DTYPE
 
 
-def _refuse_mask(operand: _Given) -> None:
-    """Refuses a filter where numbers are added to scores: as 1 and 0 it would change them and exclude nothing."""
-    is_mask = _leaves_of(operand).dtype == np.bool_ if operand.dtype is None else operand.dtype == "bool"
-    if is_mask:
+def refuse_filter(name: str, array: HostArray | np.ndarray[Any, Any]) -> None:
+    """Refuses a filter where numbers are added to scores: as 1 and 0 it would change them and exclude nothing.
+
+    Raises:
+        TypeError: Booleans; the message says what to type.
+    """
+    if array.dtype == "bool":
         raise TypeError(
-            f"{operand.name}: booleans exclude no item; where True is to keep one, type "
-            f"np.where({operand.name}, 0, -np.inf).astype(np.float32), with np.inf for l2"
+            f"{name}: booleans exclude no item; where True is to keep one, type "
+            f"np.where({name}, 0, -np.inf).astype(np.float32), with np.inf for l2"
         )
 
 

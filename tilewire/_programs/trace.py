@@ -17,7 +17,7 @@ import numpy as np
 
 from tilewire._arrays.dtypes import DTYPES, OUTPUTS, dtype_name
 from tilewire._arrays.host import HostArray
-from tilewire._arrays.operands import DEFAULT_DTYPE, OPTIONAL_OPERANDS, dtypes_beside
+from tilewire._arrays.operands import DEFAULT_DTYPE, OPTIONAL_OPERANDS, dtypes_beside, refuse_filter
 from tilewire._clients.requests import Rules
 from tilewire._clients.tensors import TensorCalls
 from tilewire._names import tensor_name
@@ -162,6 +162,8 @@ class _Recorder:
             raise TypeError(f"{key}: {error}") from error
         if key not in OPTIONAL_OPERANDS:
             return self._constant(value, _converted(key, array, like or DEFAULT_DTYPE))
+        if op == "search":
+            refuse_filter(key, array)
         taken, usual = dtypes_beside(key, op, like, out_dtype)
         is_taken = array.dtype in taken and not isinstance(value, list | tuple)
         return self._constant(value, array if is_taken else _converted(key, array, usual))

@@ -562,3 +562,9 @@ def test_bounds_of_bfloat16_values_need_no_import_of_the_users() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "[('bfloat16', -1.5), ('bfloat16', 2.0)]\n", done.stderr
+
+
+@pytest.mark.parametrize("bias", [np.array([True, False]), [True, False]])
+def test_a_mask_is_no_bias_of_recorded_scores(client: Any, bias: Any) -> None:
+    with pytest.raises(TypeError, match="bias: booleans exclude no item"):
+        wait(client.trace(lambda x: x.search("@items", 2, bias=bias), name="found", x=("float32", (-1, 3))))
