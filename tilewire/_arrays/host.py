@@ -53,6 +53,10 @@ class HostArray:
             # Of torch, for lists of tensors that it does not convert.
             raise TypeError(str(error)) from error
         name = array.dtype.name
+        if array.dtype == object:
+            raise TypeError(
+                f"dtype object cannot be sent, as NumPy makes of this {type(value).__name__}; expected numbers"
+            )
         if name not in CODES:
             raise TypeError(f"dtype {array.dtype} cannot be sent; expected one of {', '.join(CODES)}")
         if not array.dtype.isnative:

@@ -119,6 +119,8 @@ def test_common_dtypes(a: Any, b: Any, dtype: str) -> None:
         ("softmax", {"x": np.arange(3)}, r"x: softmax does not take int64"),
         ("softmax", {"x": torch.ones(3, dtype=torch.float64)}, r"type x\.float\(\)"),
         ("softmax", {"x": np.ones(3, np.complex64)}, "x: dtype complex64 cannot be sent"),
+        ("softmax", {"x": {"weight": F32}}, "x: dtype object cannot be sent, as NumPy makes of this dict"),
+        ("softmax", {"x": (n for n in (1, 2))}, "NumPy makes of this generator; expected numbers"),
         ("softmax", {"x": [[1], [2, 3]]}, "x: "),
         ("add", {"a": F32, "b": [[1], [2, 3]]}, "b: a list of lists of unequal lengths"),
         ("add", {"a": F32, "b": [2**70]}, "b: a number of more than 64 bits"),
