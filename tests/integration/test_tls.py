@@ -249,7 +249,6 @@ def test_plain_http_gets_no_answer(secure: LiveServer) -> None:
             raw.answer()
 
 
-@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 def test_the_client_says_how_it_trusts_an_authority(
     secure: LiveServer, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +261,7 @@ def test_the_client_says_how_it_trusts_an_authority(
         assert client.ready()
 
 
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
 def test_old_versions_are_refused(secure: LiveServer, certificates: Certificates) -> None:
     context = certificates.context()
     context.set_ciphers("DEFAULT:@SECLEVEL=0")
