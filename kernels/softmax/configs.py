@@ -219,7 +219,8 @@ def choose_interpreted(problem: Problem) -> Config:
     if problem.n <= 64:
         if problem.n > 32 and problem.n <= 48:
             return Config("row", 2, 32, 4, tail_n=16)
-        return Config("row", 2, power_of_two(problem.n), 4)
+        unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
+        return Config("row", 2, max(unit, power_of_two(problem.n)), 4)
     return Config("split", 1, 32, 4, 3) if problem.rows == 1 else Config("loop", 1, 32, 4)
 
 
