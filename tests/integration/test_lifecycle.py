@@ -1,12 +1,10 @@
-"""Starting, draining, dying and coming back: what clients see when processes end, in order or not."""
+"""Draining, dying and coming back: what clients see when processes end, in order or not."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import socket
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -21,8 +19,7 @@ import pytest
 from tests.conftest import StartServer
 from tests.support.exposition import Scrape, is_idle, scrape, settles, total
 from tests.support.float64_oracle import random_array
-from tests.support.live_server import COMMAND, POLL_S, ROOT, START_TIMEOUT_S, LiveServer, held, path_with, serving
-from tests.support.programs import free_port
+from tests.support.live_server import POLL_S, START_TIMEOUT_S, LiveServer, held, serving
 from tests.support.raw_http import ConnectionEnded, RawConnection, head, post
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_safetensors
 
@@ -43,46 +40,6 @@ def wait_for_status(server: LiveServer, path: str, status: int) -> httpx.Respons
             return response
         time.sleep(POLL_S)
     raise AssertionError(f"{path} never answered {status}:\n{server.log.read_text()}")
-
-
-# ── start ──────────────────────────────────────────────────────────────────────────────────────────
-
-# Every folder that `tempfile` looks at becomes a read-only file system, and so is the working directory. The checkout,
-# which may lie in one of them, stays where it is.
-NO_TEMPORARY_FOLDERS = """
-mount --bind "$0" /mnt
-for at in /tmp /var/tmp /usr/tmp; do [ ! -d $at ] || mount -t tmpfs none $at; done
-mkdir -p "$0" && mount --bind /mnt "$0"
-for at in /tmp /var/tmp /usr/tmp; do [ ! -d $at ] || mount -o remount,ro $at; done
-cd /sys; exec "$@"
-"""
-
-
-@pytest.mark.slow
-def test_a_start_needs_no_writable_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = ("unshare", "--mount", "sh", "-c", NO_TEMPORARY_FOLDERS, str(ROOT))
-    if subprocess.run([*before[:2], "mount", "-t", "tmpfs", "none", "/sys"], check=False).returncode:
-        pytest.skip("this user may not mount")
-    flags = ("--gateways", "1", "--arena-bytes", "16MiB")
-    with serving(tmp_path_factory.mktemp("start") / "log", *flags, before=before) as server, server.client() as client:
-        assert client.post("/v1/matmul", content=ONES).status_code == 200
-
-
-@pytest.mark.slow
-def test_the_first_burst_of_large_requests_finds_pages(shared_server: StartServer) -> None:
-    server = shared_server(*FRESH)
-    (engine,) = server.engines()
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while held_kib(engine, "RssShmem") < 32 * 1024:
-        assert time.monotonic() < end_s, held_kib(engine, "RssShmem")
-        time.sleep(POLL_S)
-    # An eighth, not all: the rest of the arena is the machine's until it is used.
-    assert held_kib(engine, "RssShmem") < 64 * 1024
-
-
-def held_kib(pid: int, kind: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(kind)))
 
 
 # ── drain ─────────────────────────────────────────────────────────────────────────────────────────
@@ -182,66 +139,6 @@ def test_other_signals_drain_too(tmp_path: Path, number: signal.Signals) -> None
     with serving(tmp_path / "log", *PLAIN, before=("env", f"--default-signal={number.name}")) as server:
         server.terminate(number)
     assert "draining" in server.log.read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("closed", [0, 1, 2])
-def test_a_start_with_a_closed_file_opens_it_and_drains(closed: int) -> None:
-    """Otherwise the next file that is opened gets its number, and what is printed; libuv aborts when it closes one of them."""
-    address = f"http://127.0.0.1:{(port := free_port())}"
-    command = ["bash", "-c", f'exec "$0" "$@" {closed}>&-', *COMMAND, *PLAIN, "--port", str(port), "--device", "cpu"]
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env) as process:
-        try:
-            end_s = time.monotonic() + START_TIMEOUT_S
-            while not _is_ready(address):
-                assert process.poll() is None
-                assert time.monotonic() < end_s
-                time.sleep(POLL_S)
-            assert Path(f"/proc/{process.pid}/fd/{closed}").readlink() == Path(os.devnull)
-        finally:
-            process.terminate()
-        assert process.wait(START_TIMEOUT_S) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["pipe", "/dev/full"])
-def test_a_service_serves_where_nobody_reads_its_address(tmp_path: Path, target: str) -> None:
-    address, log = f"http://127.0.0.1:{(port := free_port())}", tmp_path / "log"
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
-    if target == "pipe":
-        reader, writer = os.pipe()
-        os.close(reader)
-    else:
-        writer = os.open(target, os.O_WRONLY)
-    command = [*COMMAND, *PLAIN, "--port", str(port), "--device", "cpu"]
-    with log.open("wb") as errors, subprocess.Popen(command, stdout=writer, stderr=errors, env=env) as process:
-        os.close(writer)
-        try:
-            end_s = time.monotonic() + START_TIMEOUT_S
-            while "the address cannot be printed" not in log.read_text():
-                assert process.poll() is None
-                assert time.monotonic() < end_s
-                time.sleep(POLL_S)
-            assert _is_ready(address)
-        finally:
-            process.terminate()
-        assert process.wait(START_TIMEOUT_S) == 0
-
-
-def _is_ready(address: str) -> bool:
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{address}/readyz", trust_env=False).status_code == 200
-    return False
-
-
-@pytest.mark.slow
-def test_a_start_behind_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    with serving(tmp_path / "log", *PLAIN, before=("env", "--ignore-signal=SIGHUP")) as server:
-        server.process.send_signal(signal.SIGHUP)
-        with server.client() as client:
-            assert client.post("/v1/matmul", content=ONES).status_code == 200
-    assert server.log.read_text().count("draining") == 1
 
 
 @pytest.mark.slow
@@ -636,9 +533,6 @@ def sockets_of(pid: int) -> int:
     return count
 
 
-# ── start ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 def test_a_gateway_is_light_and_knows_no_torch(shared_server: StartServer) -> None:
     server = shared_server(*FRESH)
@@ -652,62 +546,3 @@ def test_a_gateway_is_light_and_knows_no_torch(shared_server: StartServer) -> No
         # What it holds itself; the arena's touched pages are shared memory.
         own_kib = int(status["RssAnon"].split()[0]) + int(status["RssFile"].split()[0])
         assert own_kib < 90 * 1024, own_kib
-
-
-@pytest.mark.slow
-def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
-    done = subprocess.run(
-        [*COMMAND, "--port", str(server.port), "--device", "cpu"], capture_output=True, text=True, env=env, timeout=60
-    )
-    assert done.returncode == 1
-    assert str(server.port) in done.stderr
-    assert "the port is taken: trying again" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("flags", [["--device", "tpu"], ["--max-rank", "1"], ["--arena-bytes", "lots"]])
-def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
-    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=env, timeout=60)
-    assert done.returncode == 2
-    assert flags[0] in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("limit", [12, 39])
-def test_too_few_open_files_are_said_so(limit: int) -> None:
-    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
-    flags = ("--port", "0", "--device", "cpu", "--gateways", "1")
-    command = ["prlimit", f"--nofile={limit}:{limit}", *COMMAND, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line == f"tilewire: {limit} files may be open, and 40 are needed at least: raise the limit (ulimit -n)"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["tilewire.service.gateway", "tilewire.service.engine"])
-def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path: Path) -> None:
-    """Three deaths are the end, with the reason; and where no gateway answers, no connection is taken."""
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import os, sys\nif {module!r} in sys.orig_argv:\n    os.write(2, b'not today\\n')\n    os._exit(3)\n"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), path_with(ROOT)])}
-    port = free_port()
-    flags = ["--port", str(port), "--device", "cpu", "--gateways", "1", "--arena-bytes", "16MiB"]
-    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as it:
-        end_s = time.monotonic() + START_TIMEOUT_S
-        while it.poll() is None and time.monotonic() < end_s:
-            if module.endswith("gateway"):
-                with pytest.raises(ConnectionRefusedError):
-                    socket.create_connection(("127.0.0.1", port), timeout=1)
-            time.sleep(POLL_S)
-        it.kill()
-        stdout, stderr = it.communicate()
-    assert it.returncode == 1, stderr
-    assert stderr.count("not today") == 3
-    assert stderr.splitlines()[-1].startswith(f"tilewire: {module.rpartition('.')[2]}-0 died 3 times before")
-    assert "Traceback" not in stderr
-    assert stdout == ""
