@@ -6,6 +6,7 @@ Computes out = a + alpha * b elementwise over broadcast operands; 2 flops an ele
 import triton
 import triton.language as tl
 
+from tilewire.kernels.runtime.elements import wrapped
 from tilewire.kernels.runtime.pdl import await_previous
 
 # Types of the output, where the binary does not name it; see `op.KINDS`.
@@ -25,16 +26,6 @@ def divided(number, divisor, extent):
 
 
 @triton.jit
-def carried(start, more, extent, divisor, MOST: tl.constexpr):
-    """Carry and index of `start` + `more` in a dimension, from the index `start` on; `more` is at most MOST, and an int32."""
-    total = start + more
-    small, _ = divided(total.to(tl.int32), divisor, extent)
-    # Further than once around only where 32 bits hold all of it.
-    carry = tl.where(extent > MOST, (total >= extent).to(tl.int32), small)
-    return carry, total - carry * extent
-
-
-@triton.jit
 def narrow_indices(row, extents, divisors):
     """Indices of rows over three dimensions, outermost first, in 32 bits."""
     above, inner = divided(row, divisors[1], extents[1])
@@ -43,12 +34,12 @@ def narrow_indices(row, extents, divisors):
 
 
 @triton.jit
-def wide_indices(first, more, extents, divisors, MOST: tl.constexpr):
-    """Indices of rows `first` + `more` in 64 bits. Those of `first` are divided for, the others carry; see `carried`."""
+def wide_indices(first, more, extents, MOST: tl.constexpr):
+    """Indices of rows `first` + `more`, below MOST, in 64 bits. Those of `first` are divided for, the others carry."""
     extent_1, extent_2 = extents
-    carry, inner = carried(first % extent_2, more, extent_2, divisors[1], MOST)
+    carry, inner = wrapped(first % extent_2 + more, extent_2, MOST)
     above = first // extent_2
-    carry, middle = carried(above % extent_1, carry, extent_1, divisors[0], MOST)
+    carry, middle = wrapped(above % extent_1 + carry, extent_1, MOST)
     return above // extent_1 + carry, middle, inner
 
 
@@ -69,7 +60,7 @@ def indices_of(first, rows, extents, divisors, is_narrow, OUTER_RANK: tl.constex
                 near = narrow_indices(row.to(tl.int32), extents, divisors)
                 outer, middle, inner = near[0].to(tl.int64), near[1].to(tl.int64), near[2].to(tl.int64)
             else:
-                outer, middle, inner = wide_indices(first, (row - first).to(tl.int32), extents, divisors, BLOCK_ROWS)
+                outer, middle, inner = wide_indices(first, (row - first).to(tl.int32), extents, BLOCK_ROWS)
     return outer, middle, inner
 
 
@@ -113,12 +104,53 @@ def place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK: tl.const
         from_b = offsets_of(near, column, strides_b, stride_bn)
         to_out = offsets_of(near, column, strides_o, stride_on)
     else:
-        more, place = carried(first % n, lane, n, divisors[2], BLOCK)
-        far = wide_indices(first // n, more, extents, divisors, BLOCK)
+        more, place = wrapped(first % n + lane, n, BLOCK)
+        far = wide_indices(first // n, more, extents, BLOCK)
         from_a = offsets_of(far, place, strides_a, stride_an)
         from_b = offsets_of(far, place, strides_b, stride_bn)
         to_out = offsets_of(far, place, strides_o, stride_on)
     return (a_ptr, from_a, 0), (b_ptr, from_b, 0), to_out, lane, lane < left, left < BLOCK
+
+
+@triton.jit
+def place_rows(
+    rows,
+    n,
+    extents,
+    divisors,
+    is_narrow,
+    a,
+    b,
+    out,
+    UNIT: tl.constexpr,
+    A_INNER: tl.constexpr,
+    B_INNER: tl.constexpr,
+    OUT_INNER: tl.constexpr,
+    OUTER_RANK: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Places of BLOCK_ROWS rows of BLOCK_N elements; see `place_tile`."""
+    a_ptr, strides_a, stride_an = a
+    b_ptr, strides_b, stride_bn = b
+    strides_o, stride_on = out
+    # Programs are fewer than 2^31, and short divisions are several times as fast.
+    column_blocks = tl.cdiv(n, BLOCK_N).to(tl.int32)
+    pid = tl.program_id(0)
+    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
+    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
+    row = first_row + tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    indices = indices_of(first_row, rows, extents, divisors, is_narrow, OUTER_RANK, BLOCK_ROWS)
+    from_a = row_starts(indices, strides_a, 1 if A_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
+    from_b = row_starts(indices, strides_b, 1 if B_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
+    to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
+    a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
+    b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
+    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
+    mask = (row < rows)[:, None] & (first_n + offs_n < n)
+    is_cut = (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows)
+    return (a_ptr, from_a, stride_an), (b_ptr, from_b, stride_bn), to_out, offs_n, mask, is_cut
 
 
 @triton.jit
@@ -142,31 +174,33 @@ def place_tile(
     """The tile of this program: places of its elements in both operands and the output.
 
     `a` and `b` are (pointer, strides of the outer dimensions, stride of the last); `out` is the same without a pointer.
+    For "each" in OUT_INNER it has BLOCK_N elements that follow one another, else rows.
 
     Returns:
         Both operands as `load_tile` takes them, offsets in the output, offsets along a row, the mask of elements that there
         are, and whether it leaves any out.
     """
-    a_ptr, strides_a, stride_an = a
-    b_ptr, strides_b, stride_bn = b
-    strides_o, stride_on = out
-    # Programs are fewer than 2^31, and short divisions are several times as fast.
-    column_blocks = tl.cdiv(n, BLOCK_N).to(tl.int32)
-    pid = tl.program_id(0)
-    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
-    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
-    row = first_row + tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
-    indices = indices_of(first_row, rows, extents, divisors, is_narrow, OUTER_RANK, BLOCK_ROWS)
-    from_a = row_starts(indices, strides_a, 1 if A_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
-    from_b = row_starts(indices, strides_b, 1 if B_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
-    to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
-    a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
-    b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
-    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
-    mask = (row < rows)[:, None] & (first_n + offs_n < n)
-    is_cut = (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows)
-    return (a_ptr, from_a, stride_an), (b_ptr, from_b, stride_bn), to_out, offs_n, mask, is_cut
+    if OUT_INNER == "each":
+        placed = place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_N)
+    else:
+        placed = place_rows(
+            rows,
+            n,
+            extents,
+            divisors,
+            is_narrow,
+            a,
+            b,
+            out,
+            UNIT,
+            A_INNER,
+            B_INNER,
+            OUT_INNER,
+            OUTER_RANK,
+            BLOCK_ROWS,
+            BLOCK_N,
+        )
+    return placed
 
 
 @triton.jit
@@ -275,26 +309,23 @@ def add_kernel(
     b = (b_ptr, (stride_b0, stride_b1, stride_b2), stride_bn)
     out = ((stride_o0, stride_o1, stride_o2), stride_on)
     extents, divisors = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
-    if OUT_INNER == "each":
-        a, b, to_out, offs_n, mask, is_cut = place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_N)
-    else:
-        a, b, to_out, offs_n, mask, is_cut = place_tile(
-            rows,
-            n,
-            extents,
-            divisors,
-            is_narrow,
-            a,
-            b,
-            out,
-            UNIT,
-            A_INNER,
-            B_INNER,
-            OUT_INNER,
-            OUTER_RANK,
-            BLOCK_ROWS,
-            BLOCK_N,
-        )
+    a, b, to_out, offs_n, mask, is_cut = place_tile(
+        rows,
+        n,
+        extents,
+        divisors,
+        is_narrow,
+        a,
+        b,
+        out,
+        UNIT,
+        A_INNER,
+        B_INNER,
+        OUT_INNER,
+        OUTER_RANK,
+        BLOCK_ROWS,
+        BLOCK_N,
+    )
     if not IS_TYPED or is_cut:
         add_tile(a, b, out_ptr, alpha, to_out, offs_n, mask, out_kind, A_INNER, B_INNER, COMPUTE, IS_TYPED)
     else:

@@ -45,8 +45,8 @@ def normalize_row_kernel(
     out_ptr,
     rows,
     n,
-    stride_x,
-    stride_o,
+    stride_xi,
+    stride_oi,
     eps,
     kind,
     has_weight,
@@ -63,14 +63,14 @@ def normalize_row_kernel(
     offs = tl.arange(0, BLOCK_N)[None, :]
     in_n = offs < n
     mask = (row < rows)[:, None] & in_n
-    from_x = row.to(tl.int64)[:, None] * (stride_x * UNIT)
+    from_x = row.to(tl.int64)[:, None] * (stride_xi * UNIT)
     x = tl.load(x_ptr + from_x + offs, mask=mask, other=0.0).to(tl.float32)
     mean = tl.zeros((BLOCK_ROWS,), tl.float32)
     if kind == LAYER:
         mean = tl.sum(x, axis=1) / n
     gap = tl.where(mask, x - mean[:, None], 0.0)
     scale = scale_of(tl.sum(gap * gap, axis=1), n, eps, kind)
-    out_ptrs = out_ptr + row.to(tl.int64)[:, None] * (stride_o * UNIT) + offs
+    out_ptrs = out_ptr + row.to(tl.int64)[:, None] * (stride_oi * UNIT) + offs
     vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
     store_row(out_ptrs, x, mean[:, None], scale[:, None], vectors, offs, mask, in_n)
 
@@ -126,8 +126,8 @@ def normalize_group_kernel(
     count_ptr,
     rows,
     n,
-    stride_x,
-    stride_o,
+    stride_xi,
+    stride_oi,
     eps,
     kind,
     has_weight,
@@ -161,7 +161,7 @@ def normalize_group_kernel(
     turn = 0
     row = group.to(tl.int64)
     while row < rows:
-        row_ptr = x_ptr + row * (stride_x * UNIT)
+        row_ptr = x_ptr + row * (stride_xi * UNIT)
         mean = 0.0
         if IS_HELD:
             mask = offs < num
@@ -191,7 +191,7 @@ def normalize_group_kernel(
                 squares_of += counts * (means - mean) * (means - mean)
             square = tl.sum(squares_of, axis=0)
         scale = scale_of(square, n, eps, kind)
-        to_ptr = out_ptr + row * (stride_o * UNIT)
+        to_ptr = out_ptr + row * (stride_oi * UNIT)
         if IS_HELD:
             x = (x - mean) * scale
             # One after the other: both would not fit into registers.

@@ -335,11 +335,10 @@ def _walk(
 
 
 def _sizes(problem: Problem, view: RowsView) -> dict[str, float]:
-    sizes = {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // problem.unit}
+    sizes: dict[str, float] = {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // problem.unit}
     for letter, strides in zip("xo", view.strides, strict=True):
         sizes |= {f"stride_{letter}{dim}": stride // problem.unit for dim, stride in zip("oin", strides, strict=True)}
-        sizes[f"stride_{letter}"] = sizes[f"stride_{letter}i"]
-    return dict(sizes)
+    return sizes
 
 
 def _launch(

@@ -7,7 +7,7 @@ is chosen at run time: its cost is hidden behind memory. Three elements moved at
 import triton
 import triton.language as tl
 
-from tilewire.kernels.add.kernel import load_tile, place_each, place_tile, store_as
+from tilewire.kernels.add.kernel import load_tile, place_tile, store_as
 from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.runtime.elements import BFLOAT16, FLOAT16
 from tilewire.kernels.runtime.pdl import await_previous
@@ -163,26 +163,23 @@ def pointwise_kernel(
     y = (y_ptr, (stride_y0, stride_y1, stride_y2), stride_yn)
     out = ((stride_o0, stride_o1, stride_o2), stride_on)
     extents, divisors = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
-    if OUT_INNER == "each":
-        x, y, to_out, offs_n, mask, is_cut = place_each(rows, n, extents, divisors, is_narrow, x, y, out, BLOCK_N)
-    else:
-        x, y, to_out, offs_n, mask, is_cut = place_tile(
-            rows,
-            n,
-            extents,
-            divisors,
-            is_narrow,
-            x,
-            y,
-            out,
-            UNIT,
-            X_INNER,
-            Y_INNER,
-            OUT_INNER,
-            OUTER_RANK,
-            BLOCK_ROWS,
-            BLOCK_N,
-        )
+    x, y, to_out, offs_n, mask, is_cut = place_tile(
+        rows,
+        n,
+        extents,
+        divisors,
+        is_narrow,
+        x,
+        y,
+        out,
+        UNIT,
+        X_INNER,
+        Y_INNER,
+        OUT_INNER,
+        OUTER_RANK,
+        BLOCK_ROWS,
+        BLOCK_N,
+    )
     if not IS_TYPED or is_cut:
         pointwise_tile(
             x, y, out_ptr, scale, shift, to_out, offs_n, mask, fn, out_kind, X_INNER, Y_INNER, IS_BINARY, IS_TYPED

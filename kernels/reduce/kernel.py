@@ -8,7 +8,7 @@ Thus a result has the same bits every time. At least rows·N·input size bytes.
 import triton
 import triton.language as tl
 
-from tilewire.kernels.runtime.elements import BFLOAT16, FLOAT16
+from tilewire.kernels.runtime.elements import store_floats
 from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 from tilewire.kernels.softmax.kernel import row_offsets
 from tilewire.kernels.topk.kernel import MAGNITUDE, NONE, index_of, to_key, to_order
@@ -83,7 +83,7 @@ def store_result(out_ptr, place, mask, first, second, n, kind, flip, out_kind, S
     if STATE == BEST:
         tl.store(out_ptr.to(tl.pointer_type(tl.int64)) + place, second.to(tl.int64), mask=mask)
     elif STATE == TOP:
-        store_float(out_ptr, place, mask, tl.where(flip != 0, -first, first), out_kind)
+        store_floats(out_ptr, out_kind, place, tl.where(flip != 0, -first, first), mask)
     else:
         result = first
         if STATE == EXP:
@@ -93,18 +93,7 @@ def store_result(out_ptr, place, mask, first, second, n, kind, flip, out_kind, S
             result = tl.sqrt_rn(first)
         elif kind == MEAN:
             result = tl.div_rn(first, tl.zeros_like(first) + n)
-        store_float(out_ptr, place, mask, result, out_kind)
-
-
-@triton.jit
-def store_float(out_ptr, place, mask, value, out_kind):
-    """Store float32 `value` as the type numbered `out_kind` at the byte pointer `out_ptr`."""
-    if out_kind == FLOAT16:
-        tl.store(out_ptr.to(tl.pointer_type(tl.float16)) + place, value.to(tl.float16), mask=mask)
-    elif out_kind == BFLOAT16:
-        tl.store(out_ptr.to(tl.pointer_type(tl.bfloat16)) + place, value.to(tl.bfloat16), mask=mask)
-    else:
-        tl.store(out_ptr.to(tl.pointer_type(tl.float32)) + place, value, mask=mask)
+        store_floats(out_ptr, out_kind, place, result, mask)
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Reading elements whose type is passed at run time, so that no binary is needed for each. Jit functions only."""
+"""Elements whose type is passed at run time, so that no binary is needed for each, and their numbers. Jit functions only."""
 
 import triton
 import triton.language as tl
@@ -50,3 +50,26 @@ def load_floats(ptr, kind, offs, mask):
     else:
         floats = floats_of_word(kind, tl.load(ptr.to(tl.pointer_type(tl.int32)) + offs, mask=mask, other=0))
     return floats
+
+
+@triton.jit
+def store_floats(ptr, kind, offs, value, mask):
+    """Store float32 `value` at elements `offs` of the array of `kind`, no INT32, at the byte pointer `ptr`."""
+    if kind == FLOAT16:
+        tl.store(ptr.to(tl.pointer_type(tl.float16)) + offs, value.to(tl.float16), mask=mask)
+    elif kind == BFLOAT16:
+        tl.store(ptr.to(tl.pointer_type(tl.bfloat16)) + offs, value.to(tl.bfloat16), mask=mask)
+    else:
+        tl.store(ptr.to(tl.pointer_type(tl.float32)) + offs, value, mask=mask)
+
+
+@triton.jit
+def wrapped(at, extent, MOST: tl.constexpr):
+    """Returns how often the places `at` contain `extent`, and where within it they are; they are below `extent` + MOST.
+
+    An extent of MOST or more is contained once at most: that takes a comparison. A smaller one takes a product in float32,
+    which is off by less than 1/2 of a place. MOST is 65,536 at most.
+    """
+    small = ((at.to(tl.int32).to(tl.float32) + 0.5) * (1.0 / tl.cast(extent, tl.float32))).to(tl.int32)
+    times = tl.where(extent < MOST, small, (at >= extent).to(tl.int32))
+    return times, at - times * extent

@@ -77,6 +77,11 @@ class Problem:
         return not self.is_contiguous and not self.is_column and self.n < COPIED_N
 
     @property
+    def is_side_by_side(self) -> bool:
+        """Whether a program has rows side by side: the length alone then decides how."""
+        return self.is_column or self.is_across
+
+    @property
     def is_copied(self) -> bool:
         """Whether the rows are copied first, so that their elements follow one another."""
         return not self.is_contiguous and self.n >= COPIED_N
@@ -214,7 +219,7 @@ def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
 
 def choose_interpreted(problem: Problem) -> Config:
     """Small blocks, which reach every tail and loop of the kernels at sizes that an interpreter can do."""
-    if problem.is_column or problem.is_across:
+    if problem.is_side_by_side:
         return _column_config(problem, INTERPRETER)
     if problem.n <= 64:
         if problem.n > 32 and problem.n <= 48:
@@ -242,7 +247,7 @@ def select(problem: Problem, target: Target) -> Config:
     """
     if target.backend == "interpreter":
         return choose_interpreted(problem)
-    if problem.is_column or problem.is_across:
+    if problem.is_side_by_side:
         return _column_config(problem, target)
 
     def predicted_us(found: tuple[Config, Tile]) -> float:
@@ -281,7 +286,7 @@ def select_invariant(problem: Problem, target: Target) -> Config:
 
 def possible(problem: Problem, target: Target) -> Iterator[Config]:
     """Every member of the catalogue that can compute `problem`, at every sensible number of programs for a row."""
-    if problem.is_column or problem.is_across:
+    if problem.is_side_by_side:
         return iter((_column_config(problem, target),))
     return (config for config, _ in _possible(problem, target))
 

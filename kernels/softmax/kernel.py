@@ -11,6 +11,7 @@ difference x - max is NaN somewhere. The maximum need not carry NaN, since e^NaN
 import triton
 import triton.language as tl
 
+from tilewire.kernels.runtime.elements import wrapped
 from tilewire.kernels.runtime.pdl import await_previous
 from tilewire.kernels.softmax.groups import exchange, leave
 
@@ -39,21 +40,16 @@ def row_offsets(first, lane, rows_inner, stride_outer, stride_inner, ROWS: tl.co
     """Offsets of the first elements of the rows `first` + `lane`, in elements; `first` is a scalar, `lane` is below ROWS.
 
     Strides come in UNITs, by which they divide, as int64. Where there is one outer row, as in a matrix, nothing is divided:
-    that takes longer than a short row does. Else `first` is divided, once a program. The others are so few rows behind it
-    that a product in float32 finds their outer row: it is off by less than 1/2 of an inner one.
+    that takes longer than a short row does. Else `first` is divided, once a program.
     """
     offsets = (first + lane) * stride_inner
     if first + ROWS > rows_inner:
         outer = first // rows_inner
         inner = first - outer * rows_inner + lane
         if ROWS > 1:
-            if rows_inner < ROWS:
-                more = ((inner.to(tl.float32) + 0.5) * (1.0 / rows_inner)).to(tl.int32)
-            else:
-                more = (inner >= rows_inner).to(tl.int32)
-            offsets = (outer + more) * stride_outer + (inner - more * rows_inner) * stride_inner
-        else:
-            offsets = outer * stride_outer + inner * stride_inner
+            more, inner = wrapped(inner, rows_inner, ROWS)
+            outer += more
+        offsets = outer * stride_outer + inner * stride_inner
     return offsets * UNIT
 
 

@@ -1,4 +1,4 @@
-"""Small products and narrow ones for the tests of `matmul_element_kernel`. Imports no test framework, starts no kernel."""
+"""Small products and narrow ones for the tests of `matmul_element_kernel`. Imports no test framework."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from tests.support.matmul_reference import matmul_reference
-from tilewire.kernels.matmul.plan import Epilogue
+from tilewire.kernels.matmul.configs import Config
+from tilewire.kernels.matmul.plan import Epilogue, prepare
 
 # Batch dimensions, M, N and K: single elements, vectors, less and more than a side of a square, ends within programs.
 SHAPES = (
@@ -39,6 +40,13 @@ class SmallProduct:
     b: torch.Tensor
     out: torch.Tensor
     epilogue: Epilogue
+
+    def launch(self, config: Config) -> torch.Tensor:
+        """The output by the tile of `config`."""
+        spec = self.epilogue
+        operands = (self.a, self.b, self.out, spec.bias, spec.a_scale, spec.b_scale)
+        prepare(self.a, self.b, self.out, spec, "ieee", config)(*operands)
+        return self.out
 
     def expected(self) -> torch.Tensor:
         """The result in float64, which is exact."""

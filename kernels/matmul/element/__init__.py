@@ -1,1 +1,1 @@
-"""The matmul kernel for small products, with its tiles."""
+"""The matmul kernel for small products."""

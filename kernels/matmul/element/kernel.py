@@ -9,20 +9,8 @@ import triton
 import triton.language as tl
 
 from tilewire.kernels.matmul.epilogue import apply_epilogue, apply_epilogue_to_integers
-from tilewire.kernels.runtime.elements import BFLOAT16, FLOAT16, INT32
+from tilewire.kernels.runtime.elements import INT32, store_floats, wrapped
 from tilewire.kernels.runtime.pdl import await_previous
-
-
-@triton.jit
-def wrapped(at, extent, MOST: tl.constexpr):
-    """Returns the places `at` within `extent`, and how often they contain it; they are below `extent` + MOST.
-
-    An extent of MOST or more is contained once at most: that takes a comparison instead of a division.
-    """
-    times = (at >= extent).to(tl.int32)
-    if extent < MOST:
-        times = at // extent
-    return at - times * extent, times
 
 
 @triton.jit
@@ -40,12 +28,7 @@ def store_sums(sums, rows, columns, n, mask, offs, out_ptr, out_kind, epilogue, 
         rest = (bias_ptr, a_scale_ptr, b_scale_ptr, bias_kind, -1, b_scale_step, activation)
         SIDE: tl.constexpr = sums.shape[0]
         tile = apply_epilogue(tile, tl.arange(0, 1), columns, 1, n, rest, IN_PTX, SIDE * SIDE)
-        if out_kind == FLOAT16:
-            tl.store(out_ptr.to(tl.pointer_type(tl.float16)) + offs, tile.to(tl.float16), mask=mask)
-        elif out_kind == BFLOAT16:
-            tl.store(out_ptr.to(tl.pointer_type(tl.bfloat16)) + offs, tile.to(tl.bfloat16), mask=mask)
-        else:
-            tl.store(out_ptr.to(tl.pointer_type(tl.float32)) + offs, tile, mask=mask)
+        store_floats(out_ptr, out_kind, offs, tile, mask)
 
 
 @triton.jit
@@ -104,9 +87,9 @@ def matmul_element_kernel(
     within = first - entry * of_entry
     offs = tl.arange(0, BLOCK_N)
     at = tl.minimum(offs, tl.minimum(left, BLOCK_N).to(tl.int32) - 1)
-    column, times = wrapped((within % across).to(tl.int32) + at, across, BLOCK_N)
-    row, times = wrapped((within // across).to(tl.int32) + times, down, BLOCK_N)
-    inner, times = wrapped((entry % batch_inner).to(tl.int32) + times, batch_inner, BLOCK_N)
+    times, column = wrapped((within % across).to(tl.int32) + at, across, BLOCK_N)
+    times, row = wrapped((within // across).to(tl.int32) + times, down, BLOCK_N)
+    times, inner = wrapped((entry % batch_inner).to(tl.int32) + times, batch_inner, BLOCK_N)
     outer = ((entry // batch_inner).to(tl.int32) + times).to(tl.int64)
     inner = inner.to(tl.int64)
     side = tl.arange(0, SIDE)
