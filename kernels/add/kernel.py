@@ -113,47 +113,6 @@ def place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK: tl.const
 
 
 @triton.jit
-def place_rows(
-    rows,
-    n,
-    extents,
-    divisors,
-    is_narrow,
-    a,
-    b,
-    out,
-    UNIT: tl.constexpr,
-    A_INNER: tl.constexpr,
-    B_INNER: tl.constexpr,
-    OUT_INNER: tl.constexpr,
-    OUTER_RANK: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Places of BLOCK_ROWS rows of BLOCK_N elements; see `place_tile`."""
-    a_ptr, strides_a, stride_an = a
-    b_ptr, strides_b, stride_bn = b
-    strides_o, stride_on = out
-    # Programs are fewer than 2^31, and short divisions are several times as fast.
-    column_blocks = tl.cdiv(n, BLOCK_N).to(tl.int32)
-    pid = tl.program_id(0)
-    first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
-    first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
-    row = first_row + tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
-    indices = indices_of(first_row, rows, extents, divisors, is_narrow, OUTER_RANK, BLOCK_ROWS)
-    from_a = row_starts(indices, strides_a, 1 if A_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
-    from_b = row_starts(indices, strides_b, 1 if B_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
-    to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
-    a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
-    b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
-    to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
-    mask = (row < rows)[:, None] & (first_n + offs_n < n)
-    is_cut = (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows)
-    return (a_ptr, from_a, stride_an), (b_ptr, from_b, stride_bn), to_out, offs_n, mask, is_cut
-
-
-@triton.jit
 def place_tile(
     rows,
     n,
@@ -183,23 +142,26 @@ def place_tile(
     if OUT_INNER == "each":
         placed = place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_N)
     else:
-        placed = place_rows(
-            rows,
-            n,
-            extents,
-            divisors,
-            is_narrow,
-            a,
-            b,
-            out,
-            UNIT,
-            A_INNER,
-            B_INNER,
-            OUT_INNER,
-            OUTER_RANK,
-            BLOCK_ROWS,
-            BLOCK_N,
-        )
+        a_ptr, strides_a, stride_an = a
+        b_ptr, strides_b, stride_bn = b
+        strides_o, stride_on = out
+        # Programs are fewer than 2^31, and short divisions are several times as fast.
+        column_blocks = tl.cdiv(n, BLOCK_N).to(tl.int32)
+        pid = tl.program_id(0)
+        first_row = (pid // column_blocks).to(tl.int64) * BLOCK_ROWS
+        first_n = (pid % column_blocks).to(tl.int64) * BLOCK_N
+        row = first_row + tl.arange(0, BLOCK_ROWS)
+        offs_n = tl.arange(0, BLOCK_N)[None, :]
+        indices = indices_of(first_row, rows, extents, divisors, is_narrow, OUTER_RANK, BLOCK_ROWS)
+        from_a = row_starts(indices, strides_a, 1 if A_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
+        from_b = row_starts(indices, strides_b, 1 if B_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
+        to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
+        a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
+        b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
+        to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
+        mask = (row < rows)[:, None] & (first_n + offs_n < n)
+        is_cut = (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows)
+        placed = (a_ptr, from_a, stride_an), (b_ptr, from_b, stride_bn), to_out, offs_n, mask, is_cut
     return placed
 
 
