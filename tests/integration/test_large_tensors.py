@@ -19,7 +19,8 @@ from tests.support.tensor_bodies import TYPES, sparse_npy, to_npy
 NBYTES = 2**28
 QUIET_S = 0.2
 ATTEMPTS = 3
-# Of the time that a PUT of 256 MiB takes, others waited 0.3 to 0.8 in the loop, and up to 0.05 beside it (2 cores).
+# Of the time that a PUT of 256 MiB takes, others waited 0.3 to 0.8 in the loop, and up to 0.05 beside it (2 cores). They waited
+# all the time that a GET of half of the arena took while their results counted as its equals.
 SHARE = 0.15
 
 

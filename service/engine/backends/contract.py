@@ -312,6 +312,10 @@ class Backend(Protocol):
         """
         ...
 
+    def free(self, tensors: list[torch.Tensor]) -> None:
+        """Empties the list, now or soon: a resident is gone, and nobody else need wait while the system takes its memory."""
+        ...
+
     def open_copier(self) -> Copier:
         """Prepares copies beside the batches; called by the thread that copies."""
         ...

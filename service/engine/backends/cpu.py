@@ -42,6 +42,8 @@ SMALL_FLOPS = 10**7
 SMALL_ELEMENTS = 2**18
 # Ops hold several times their operands in wider numbers. Of a larger request they hold that of so many bytes at a time.
 PART_BYTES = 16 * 2**20
+# The system takes 1 ms for 8 MiB of memory that is given back to it, so larger tensors go beside the loop.
+FREED_BESIDE_BYTES = 2**23
 
 
 class Finished:
@@ -115,6 +117,8 @@ class CpuBackend:
         self._ring = ring
         self._work: queue.SimpleQueue[tuple[Sequence[LaunchSpec], Computing]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._freed: queue.SimpleQueue[list[torch.Tensor]] = queue.SimpleQueue()
+        self._freeing: threading.Thread | None = None
 
     def warm_up(self, how: Preparation, report: Report, on_compile: Callable[[str], None]) -> None:
         """There is nothing to bring."""
@@ -146,6 +150,28 @@ class CpuBackend:
         if (kept.mapped.data_ptr() + kept.offset) % self._alignment:
             return torch.empty(kept.type.shape, dtype=TORCH_DTYPES[kept.type.dtype])
         return tensor_of(kept, self._alignment)
+
+    def free(self, tensors: list[torch.Tensor]) -> None:
+        """Leaves large ones to a thread; torch releases the interpreter's lock meanwhile."""
+        if sum(tensor.nbytes for tensor in tensors) >= FREED_BESIDE_BYTES and self._can_free_beside():
+            self._freed.put(tensors)
+        else:
+            tensors.clear()
+
+    def _can_free_beside(self) -> bool:
+        """Starts the thread when it is needed first; returns False where the system allows no more threads."""
+        if self._freeing is None:
+            thread = threading.Thread(target=self._free_forever, name="free", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._freeing = thread
+        return True
+
+    def _free_forever(self) -> None:
+        while True:
+            self._freed.get().clear()
 
     def open_copier(self) -> HostCopier:
         return HostCopier()

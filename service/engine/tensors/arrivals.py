@@ -49,7 +49,8 @@ def begin_arrival(
     """
     part = resident.part
     tensor = resident.tensor = backend.reserve(_own_memory(resident, copy))
-    is_copy = copy is not None and tensor.untyped_storage().data_ptr() == copy.mapped.untyped_storage().data_ptr()
+    # By addresses: torch frees a tensor whose storage Python has seen with the interpreter's lock held.
+    is_copy = copy is not None and 0 <= tensor.data_ptr() - copy.mapped.data_ptr() < copy.mapped.nbytes
     bytes_there = source or copy
     assert bytes_there is not None, "This is a bug: no bytes."
 

@@ -56,6 +56,11 @@ class Resident:
         """Dtype and shape of what this engine shall hold."""
         return self.info.type if self.part is None else self.part.type_of(self.info.type)
 
+    def take_tensors(self) -> list[torch.Tensor]:
+        """Returns what of it is on this device, and has it no more: who empties the list frees it, unless jobs have it."""
+        taken, self.tensor = [self.tensor] if self.tensor is not None else [], None
+        return taken
+
     def tensor_of(self, part: Part | None) -> torch.Tensor | None:
         """Returns a part of the tensor, or all of it for None; None when it is not on this device."""
         if part == self.part or self.tensor is None:

@@ -115,9 +115,9 @@ class Residents:
         self.placed_bytes = dict.fromkeys(PLACEMENTS.values(), 0)
         self.versions = [0] * num_engines
         self.has_store = has_store
-        self.on_drop: Callable[[Resident], None] = _ignore
-        self.on_evict: Callable[[Resident], None] = _ignore
-        self.on_change: Callable[[str], None] = _ignore
+        self.on_drop: Callable[[Resident], None] = lambda _: None
+        self.on_evict: Callable[[Resident], None] = lambda _: None
+        self.on_change: Callable[[str], None] = lambda _: None
 
     def __len__(self) -> int:
         """Number of residents on the device."""
@@ -280,6 +280,7 @@ class Residents:
         held = self._held.pop(ticket, None)
         if held is not None:
             self._count(held.resident, -1)
+            self._backend.free(held.resident.take_tensors())
             close_copy(held.fd)
             if held.is_offered:
                 self._vault.withdraw(ticket, is_unsure=is_unsure)
@@ -673,8 +674,8 @@ class Residents:
 
     def _empty(self, resident: Resident) -> None:
         self._count(resident, -1)
-        resident.tensor = None
         self.on_change(resident.info.name)
+        self._backend.free(resident.take_tensors())
 
     def _drop(self, name: str) -> None:
         self.on_change(name)
@@ -684,6 +685,7 @@ class Residents:
         if older is not None:
             self._count(older, -1)
             self.on_drop(older)
+            self._backend.free(older.take_tensors())
 
     def _set(self, resident: Resident) -> None:
         name = resident.info.name
@@ -694,7 +696,3 @@ class Residents:
         self._by_name[name] = resident
         if resident.info.version:
             self._kept.add(name)
-
-
-def _ignore(_what: object) -> None:
-    pass

@@ -18,7 +18,8 @@ from tilewire.service.gateway.request.body import cut_short, stalled, too_slow
 # Heads with small bodies come in one read; the rest of a larger body goes straight into its slot.
 SCRATCH_BYTES = 2**16
 # From here the rest of a body is read by as many calls as the client keeps up with. The loop's own way from one read to
-# another takes a quarter of the time of a fast connection. After so many bytes the loop has its turn.
+# another takes a quarter of the time of a fast connection. After so many bytes the loop has its turn; a single call, too, would
+# take all that a fast client sends meanwhile.
 DIRECT_BYTES = 2**20
 TURN_BYTES = 2**23
 
@@ -136,7 +137,7 @@ class Receiver(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Asyncio's call: where the next bytes go. Never past a body, so the next request stays in the socket."""
-        return self._scratch if self._body is None else self._rest
+        return self._scratch if self._body is None else self._rest[:TURN_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """Asyncio's call: bytes came."""
@@ -156,7 +157,9 @@ class Receiver(asyncio.BufferedProtocol):
         """Takes what has come meanwhile. The end of the connection, and errors, are left for the loop to find."""
         stop = self.received_bytes + TURN_BYTES
         with contextlib.suppress(OSError):
-            while self._rest.nbytes and self.received_bytes < stop and (nbytes := os.readv(fd, (self._rest,))):
+            while next_ := self._rest[: stop - self.received_bytes]:
+                if not (nbytes := os.readv(fd, (next_,))):
+                    break
                 self._rest = self._rest[nbytes:]
                 self.received_bytes += nbytes
 

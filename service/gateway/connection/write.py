@@ -1,4 +1,4 @@
-"""Writes answers to a transport: in few calls, in pieces that TLS encrypts quickly, and until all of it has left."""
+"""Writes answers to a transport: in few calls, in pieces after which others have their turn, and until all of it has left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tilewire.service.gateway.connection.receive import Connection
 
 # The unsent rest of an answer up to this size is copied out of its slot, so that no client holds the slot.
 COPIED_BYTES = 2**18
-# Bytes written at once are encrypted at once, and nobody else is served meanwhile.
+# Bytes written at once, by TLS encrypted at once; nobody else is served meanwhile. The system takes a write of any length in
+# one call where the client reads as fast as it is written.
+PIECE_BYTES = 2**20
 TLS_PIECE_BYTES = 2**18
 
 
@@ -25,7 +27,7 @@ def write_answer(owner: Connection, head: bytes, chunks: Sequence[bytes | memory
     nbytes, sent = len(head), 0
     for chunk in chunks:
         nbytes += len(chunk)
-    if owner.fd >= 0 and not transport.get_write_buffer_size():
+    if owner.fd >= 0 and nbytes <= PIECE_BYTES and not transport.get_write_buffer_size():
         try:
             sent = os.writev(owner.fd, (head, *chunks))
         except OSError:
@@ -42,18 +44,16 @@ def write_answer(owner: Connection, head: bytes, chunks: Sequence[bytes | memory
 async def _write_rest(owner: Connection, chunks: Sequence[bytes | memoryview], sent: int) -> None:
     """Writes what is left of an answer, straight from its slot."""
     transport = owner.transport
+    piece_bytes = PIECE_BYTES if owner.fd >= 0 else TLS_PIECE_BYTES
     for chunk in chunks:
         rest = memoryview(chunk)[sent:]
         sent = max(0, sent - len(chunk))
-        if owner.fd >= 0:
-            transport.write(rest)
-            continue
-        for at in range(0, len(rest), TLS_PIECE_BYTES):
+        for at in range(0, len(rest), piece_bytes):
             if owner.flow.write_paused:
                 await owner.flow.drain()
             if transport.is_closing():
                 return
-            transport.write(rest[at : at + TLS_PIECE_BYTES])
+            transport.write(rest[at : at + piece_bytes])
             # Others have their turn.
             await asyncio.sleep(0)
     await flushed(owner)

@@ -5,7 +5,7 @@ arena: slow bodies of one size leave room for all much smaller requests. A reque
 is served first: when it ends, its slots come back. Of the others, the flow that holds least is served first.
 
 Results are held until their clients have read them. So those of one flow take at most half of the arena, or little more than
-one that is larger: a flow that reads slowly waits for itself.
+one of that size or larger: a flow that reads slowly waits for itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilewire.service.ipc.arena import Arena, Lease
 # Requests of an eighth of a size or less have room whatever requests of that size do, and do not wait behind them.
 HEADROOM = 8
 
-# Beside a result larger than half of the arena, the others of its flow have this part of it.
+# Beside a result of about half of the arena or more, the others of its flow have this part of it.
 BESIDE_LARGE = 64
 
 # Part of the time-out: while the first of a flow has waited longer, further ones of it are refused at once. Those that do wait
@@ -40,7 +40,7 @@ class Share:
         num_requests: Number of its requests under way.
         held_bytes: Bytes of the slots that they hold.
         result_bytes: Those of them that are for results.
-        large_bytes: Size of the one result that is larger than half of the arena; 0 for none.
+        large_bytes: Size of the one result that takes about half of the arena, or more; 0 for none.
         waiting: Those of its requests that hold nothing and wait, in order of arrival.
     """
 
@@ -163,7 +163,8 @@ class Room:
         """Counts what of a slot is for results, until `Share.let_go`."""
         lease.result_bytes = result_bytes
         share.result_bytes += result_bytes
-        if result_bytes > self.arena.capacity // 2:
+        capacity = self.arena.capacity
+        if result_bytes > capacity // 2 - capacity // BESIDE_LARGE:
             share.large_bytes = result_bytes
 
     def _has_its_part(self, nbytes: int, share: Share) -> bool:

@@ -280,9 +280,10 @@ def test_results_of_one_flow_wait_for_those_that_are_being_read(arena: Arena) ->
     asyncio.run(run())
 
 
-def test_beside_a_result_larger_than_half_there_is_room_for_small_ones_alone(arena: Arena) -> None:
+@pytest.mark.parametrize("nbytes", [CAPACITY // 2 - KIB, CAPACITY // 2, CAPACITY * 3 // 4])
+def test_beside_a_result_of_half_or_more_there_is_room_for_small_ones_alone(arena: Arena, nbytes: int) -> None:
     room, share = Room(arena, 0), Share(Flow(1))
-    whole = room.take(CAPACITY * 3 // 4, share, is_new=False, is_result=True)
+    whole = room.take(nbytes, share, is_new=False, is_result=True)
     small = [room.take(CAPACITY // 128, share, is_new=False, is_result=True) for _ in range(2)]
     with pytest.raises(TooBusy, match="of results under way"):
         room.take(1, share, is_new=False, is_result=True)
