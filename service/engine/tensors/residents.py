@@ -111,7 +111,7 @@ class Residents:
         self._returning: set[str] = set()
         self._last_generation = 0
         self.index = index
-        self.nbytes = 0
+        self.nbytes = self._num_here = 0
         self.placed_bytes = dict.fromkeys(PLACEMENTS.values(), 0)
         self.versions = [0] * num_engines
         self.has_store = has_store
@@ -121,7 +121,7 @@ class Residents:
 
     def __len__(self) -> int:
         """Number of residents on the device."""
-        return sum(one.tensor is not None for one in self._by_name.values())
+        return self._num_here
 
     def home_of(self, name: str) -> int:
         """Returns the index of the engine that orders the changes of a name."""
@@ -537,12 +537,13 @@ class Residents:
 
     def _evict(self, name: str, more_bytes: int) -> None:
         """Drops copies of what the folder of `--store` has, until there is room."""
-        is_new = name not in self._kept
 
         def is_crowded() -> bool:
-            return is_new and len(self._kept) >= self._max_kept
+            return name not in self._kept and len(self._kept) >= self._max_kept
 
         needs_descriptor = is_crowded()
+        if self.nbytes + more_bytes <= self.quota_bytes and not needs_descriptor:
+            return
         copies = [
             (one.last_used or one.info.created, other, one)
             for other, one in self._by_name.items()
@@ -673,24 +674,25 @@ class Residents:
         self.placed_bytes[resident.info.placement] += nbytes
 
     def _empty(self, resident: Resident) -> None:
-        self._count(resident, -1)
         self.on_change(resident.info.name)
-        self._backend.free(resident.take_tensors())
+        self._count(resident, -1)
+        tensors = resident.take_tensors()
+        self._num_here -= len(tensors)
+        self._backend.free(tensors)
 
     def _drop(self, name: str) -> None:
-        self.on_change(name)
         older = self._by_name.pop(name, None)
         self._kept.discard(name)
         self._returning.discard(name)
         if older is not None:
-            self._count(older, -1)
             self.on_drop(older)
-            self._backend.free(older.take_tensors())
+            self._empty(older)
 
     def _set(self, resident: Resident) -> None:
         name = resident.info.name
         self._drop(name)
         self._count(resident, 1)
+        self._num_here += resident.tensor is not None
         self._last_generation += 1
         resident.generation = self._last_generation
         self._by_name[name] = resident
