@@ -32,7 +32,7 @@ _SHARES = (0.8, 0.5)
 
 
 def run(argv: list[str]) -> int:
-    """Run the benchmark with command-line arguments `argv`; the exit status, 2 without a GPU."""
+    """Run the benchmark with command-line arguments `argv`; the exit status, 1 without a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(2**31), help="of the cases; a new one by default")
     parser.add_argument("--seconds", type=float, default=400.0, help="no case starts later than this")

@@ -176,8 +176,8 @@ class Running(Protocol):
     """A batch that was begun.
 
     Attributes:
-        rings: Whether a thread of this process computes it, alone and for as long as it takes, and rings at its end; any other
-            one is asked whether it is over.
+        rings: Whether a thread of this process computes it, for as long as it takes and beside others, and rings at its end;
+            any other one is asked whether it is over.
     """
 
     @property

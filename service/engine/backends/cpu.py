@@ -1,8 +1,8 @@
 """The CPU backend: the same ops through torch on the host, straight from slot to slot.
 
 It is a real backend, for machines that have no GPU and for tests. `/v2` and `tilewire_build_info` name it; nothing here
-pretends to be Triton. Small launches run in the engine's loop thread. A thread of its own computes the others, one after the
-other, so that the loop answers meanwhile.
+pretends to be Triton. Small launches run in the engine's loop thread. Threads of its own compute the others, as many at once as
+the loop begins, so that it answers meanwhile.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Finished:
 
 
 class Computing:
-    """A batch that the thread of the backend computes."""
+    """A batch that a thread of the backend computes."""
 
     rings = True
 
@@ -104,7 +104,7 @@ class CpuBackend:
     Args:
         device: Name of this engine: `cpu`, or `cpu:1` beside others.
         batch_invariant: As in `Settings`.
-        ring: Called by the thread of the backend when it has computed a batch.
+        ring: Called by a thread of the backend when it has computed a batch.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class CpuBackend:
         self._max_threads = torch.get_num_threads()
         self._ring = ring
         self._work: queue.SimpleQueue[tuple[Sequence[LaunchSpec], Computing]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._num_threads = 0
+        self._computing: list[Computing] = []
         self._freed: queue.SimpleQueue[list[torch.Tensor]] = queue.SimpleQueue()
         self._freeing: threading.Thread | None = None
 
@@ -177,15 +178,16 @@ class CpuBackend:
         return HostCopier()
 
     def begin(self, launches: Sequence[LaunchSpec]) -> Running:
-        """Computes small launches before it returns, and leaves others to the thread."""
+        """Computes small launches before it returns, and leaves others to a thread that has nothing to do."""
         if all(_is_small(launch) for launch in launches):
             return Finished(self._compute(launches))
-        if self._thread is None:
-            thread = threading.Thread(target=self._compute_forever, name="compute", daemon=True)
+        self._computing = [one for one in self._computing if not one.is_done()]
+        if len(self._computing) == self._num_threads:
             # Where the system allows no more threads this request fails, and the next one tries again.
-            thread.start()
-            self._thread = thread
+            threading.Thread(target=self._compute_forever, name="compute", daemon=True).start()
+            self._num_threads += 1
         running = Computing()
+        self._computing.append(running)
         self._work.put((launches, running))
         return running
 

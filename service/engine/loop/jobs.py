@@ -171,7 +171,7 @@ class Stop:
     """Inbox: end the loop when nothing is left to do."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Launched:
     """A batch on the device.
 

@@ -6,7 +6,7 @@ One thread does all of it, in turns:
 
 so nothing takes a lock, and no request waits for another thread to wake. With one thread for the sockets and one that
 waited for the device, a lone request paid five wakes. While the device works, the thread polls it and the sockets in
-turn. Where a thread of the backend computes instead, it rings the mailbox at its end.
+turn. Where a thread of the backend computes instead, it rings the mailbox at its end, and short batches pass a long one.
 """
 
 from __future__ import annotations
@@ -203,15 +203,18 @@ class EngineLoop:
         launched = self._launched
         if not launched:
             return True
+        if len(launched) >= MAX_LAUNCHED:
+            return False
         last = launched[-1]
-        return len(launched) < MAX_LAUNCHED and last.seconds >= WORTH_OVERLAP_S and not last.running.rings
+        return self._scheduler.is_long(last.seconds) if last.running.rings else last.seconds >= WORTH_OVERLAP_S
 
     def _timeout_s(self) -> float | None:
         """Returns how long to wait for an event: for ever when only an event gives work, not at all when work is at hand."""
-        if self._launched and self._launched[0].running.rings:
-            return FLUSH_S if self._is_unflushed else None
+        for launched in self._launched:
+            if not launched.running.rings:
+                return 0 if self._clock_ns() - launched.began_ns < self._spin_ns else POLL_AGAIN_S
         if self._launched:
-            return 0 if self._clock_ns() - self._launched[0].began_ns < self._spin_ns else POLL_AGAIN_S
+            return FLUSH_S if self._is_unflushed else None
         if len(self._scheduler):
             return max(0, self._wake_ns - self._clock_ns()) / 1e9
         if self._poll_until_ns and self._clock_ns() < self._poll_until_ns:
@@ -366,7 +369,10 @@ class EngineLoop:
 
     def _launch_next(self) -> None:
         now_ns = self._clock_ns()
-        decision = self._scheduler.decide(now_ns, is_idle=not self._launched)
+        is_idle = not self._launched
+        # Beside what a thread computes there is room for short batches alone.
+        without_long = not is_idle and self._launched[0].running.rings
+        decision = self._scheduler.decide(now_ns, is_idle=is_idle, without_long=without_long)
         for job in decision.expired:
             self._unqueue(job)
             self._fail(job, _late(job, now_ns))
@@ -423,8 +429,13 @@ class EngineLoop:
 
     def _complete(self) -> None:
         """Ends the batches that the device has finished."""
-        while self._launched and (outcome := self._outcome(self._launched[0])) is not None:
-            launched = self._launched.popleft()
+        for launched in tuple(self._launched):
+            if (outcome := self._outcome(launched)) is None:
+                if launched.running.rings:
+                    continue
+                # The device works on one after the other.
+                return
+            self._launched.remove(launched)
             if isinstance(outcome, Timings):
                 self._answer_batch(launched, outcome)
             else:

@@ -211,12 +211,17 @@ class Scheduler(Generic[WaitingT]):
         self._remove(waiting)
         return True
 
-    def decide(self, now_ns: int, *, is_idle: bool = True) -> Decision[WaitingT]:
+    def is_long(self, seconds: float) -> bool:
+        """Whether a job of this estimated duration runs alone, and keeps the others waiting for longer than a batch may."""
+        return seconds > self._caps.max_seconds
+
+    def decide(self, now_ns: int, *, is_idle: bool = True, without_long: bool = False) -> Decision[WaitingT]:
         """Takes the next batch out of the queue, and what expired before it.
 
         Args:
             now_ns: The time, on the clock of `arrived_ns` and the deadlines.
             is_idle: Nothing runs on the device: only then is it worth waiting for a batch to grow.
+            without_long: Long jobs wait on, and others pass them.
         """
         decision: Decision[WaitingT] = Decision()
         head = self._head(now_ns, decision)
@@ -224,10 +229,14 @@ class Scheduler(Generic[WaitingT]):
         # Keys whose batches wait for more.
         growing: set[Hashable] = set()
         others: Iterator[WaitingT] | None = None
+        if without_long and head is not None and self.is_long(head.seconds):
+            others = self._heads_beside(growing, now_ns, without_long=True)
+            head = next(others, None)
         while head is not None:
             batch, is_full = self._gather(head, now_ns, decision)
             ready_ns = 0 if not is_idle or is_full else self._ready_ns(batch)
-            if now_ns >= ready_ns:
+            # A long job may be before others of its key.
+            if now_ns >= ready_ns and not (without_long and self.is_long(batch[0].seconds)):
                 self._take(head, batch)
                 decision.batch, decision.wake_ns = batch, 0
                 return decision
@@ -235,7 +244,7 @@ class Scheduler(Generic[WaitingT]):
                 self._by_key[head.key].lines[waiting.flow].put_back(waiting)
             decision.wake_ns = min(decision.wake_ns or ready_ns, ready_ns)
             growing.add(head.key)
-            others = others or self._heads_beside(growing, now_ns)
+            others = others or self._heads_beside(growing, now_ns, without_long=without_long)
             head = next(others, None)
         return decision
 
@@ -301,12 +310,14 @@ class Scheduler(Generic[WaitingT]):
             del self._flows[number]
         return None
 
-    def _heads_beside(self, growing: Collection[Hashable], now_ns: int) -> Iterator[WaitingT]:
+    def _heads_beside(self, growing: Collection[Hashable], now_ns: int, *, without_long: bool) -> Iterator[WaitingT]:
         """The jobs that need not wait for a batch of these keys, which may become more meanwhile, by the turns of the flows."""
         for _used_s, flow in sorted((flow.used_s, number) for number, flow in self._flows.items()):
             for waiting in self._flows[flow].line.all():
                 is_late = 0 < waiting.deadline_ns < now_ns
-                if not waiting.is_gone and not is_late and waiting.key not in growing:
+                if waiting.is_gone or is_late or waiting.key in growing:
+                    continue
+                if not (without_long and self.is_long(waiting.seconds)):
                     yield waiting
 
     def _gather(self, head: WaitingT, now_ns: int, decision: Decision[WaitingT]) -> tuple[list[WaitingT], bool]:

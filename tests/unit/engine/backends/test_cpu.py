@@ -158,7 +158,7 @@ def test_an_answer_writes_nothing_around_its_slot(room: Room) -> None:
     assert not any(room.segment.view[end : after.offset])
 
 
-def test_small_launches_take_this_thread_and_large_ones_all_behind_another() -> None:
+def test_small_launches_take_this_thread_and_large_ones_another() -> None:
     """And give the same, whichever came first."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -181,6 +181,17 @@ def test_small_launches_take_this_thread_and_large_ones_all_behind_another() -> 
         assert rung.empty()
     finally:
         torch.set_num_threads(before)
+
+
+def test_launches_that_are_begun_beside_each_other_do_not_wait_for_each_other() -> None:
+    bench = JobBench(2**26)
+    long, short = (
+        bench.backend.begin(join([bench.job("matmul", MatmulOptions(), a=bench.put(one), b=bench.put(one))]))
+        for one in (torch.ones(2048, 2048), torch.ones(256, 256))
+    )
+    short.wait()
+    assert not long.is_done()
+    assert long.wait().kernel_ns > 0
 
 
 @pytest.mark.parametrize("size", [SMALL_ELEMENTS // 2, SMALL_ELEMENTS // 2 - 1])

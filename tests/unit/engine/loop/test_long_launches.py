@@ -1,7 +1,8 @@
-"""A launch that another thread computes: the loop answers meanwhile, begins none beside it, and is rung at its end."""
+"""A launch that another thread computes: the loop answers meanwhile, is rung at its end, and lets short jobs pass long ones."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -34,6 +35,8 @@ from tilewire.service.ops.softmax import SoftmaxOptions
 ROWS = TensorType("float32", (2, 4))
 SOFTMAX = template_of("softmax", SoftmaxOptions(), {"x": ROWS})
 W = TensorType("float32", (3,))
+SQUARE = TensorType("float32", (1024, 1024))
+LONG = template_of("matmul", MatmulOptions(), {"a": SQUARE, "b": SQUARE}, number=2)
 
 
 class HeldBackend(CpuBackend):
@@ -69,10 +72,10 @@ class Scene:
         mailbox = Mailbox()
         self.backend = HeldBackend(mailbox.ring)
         self.engine, _store = engine_of(mailbox, self.backend)
-        self.gateway = GatewayEnd(mailbox)
+        self.gateway = GatewayEnd(mailbox, nbytes=2**20 + 2 * SQUARE.nbytes)
         self.engine.start()
         self.gateway.receive()
-        self.gateway.send(SOFTMAX)
+        self.gateway.send(SOFTMAX, LONG)
 
     def waits_for_batches(self, count: int) -> None:
         until_s = time.monotonic() + WAIT_S
@@ -121,6 +124,71 @@ def test_jobs_wait_together_behind_a_batch_that_computes(scene: Scene) -> None:
     answers = [scene.gateway.receive() for _ in range(5)]
     assert [answer.id for answer in answers if isinstance(answer, Done)] == [1, 2, 3, 4, 5]
     assert len(scene.backend.batches) == 2
+
+
+def long_job(number: int) -> Job:
+    return Job(number, 2, (2**20, 2**20, 2**20 + SQUARE.nbytes))
+
+
+def test_short_jobs_pass_a_long_one_and_long_ones_wait(scene: Scene) -> None:
+    scene.gateway.send(long_job(1))
+    scene.waits_for_batches(1)
+    scene.gateway.send(long_job(2), Job(3, 1, (0, 64)), long_job(4), Job(5, 1, (0, 64)))
+    scene.waits_for_batches(2)
+    scene.backend.end(1)
+    passed = [scene.gateway.receive(), scene.gateway.receive()]
+    assert [answer.id for answer in passed if isinstance(answer, Done)] == [3, 5]
+    # One more passes, and what comes behind it waits for it.
+    scene.gateway.send(Job(6, 1, (0, 64)))
+    scene.waits_for_batches(3)
+    scene.gateway.send(Job(7, 1, (0, 64)))
+    assert isinstance(scene.put(9), Tensors)
+    assert len(scene.backend.batches) == 3
+    scene.backend.end(0)
+    assert isinstance(done := scene.gateway.receive(), Done)
+    assert done.id == 1
+    assert len(scene.backend.batches) == 3
+    scene.backend.end(2)
+    for number in (3, 4, 5):
+        scene.waits_for_batches(number + 1)
+        scene.backend.end(number)
+    ended = [scene.gateway.receive() for _ in range(4)]
+    assert sorted(answer.id for answer in ended if isinstance(answer, Done)) == [2, 4, 6, 7]
+
+
+def test_what_is_over_at_once_passes_a_long_launch() -> None:
+    """By the backend itself, whose thread still computes."""
+    mailbox, held = Mailbox(), threading.Event()
+
+    class Waiting(CpuBackend):
+        def begin(self, launches: Sequence[LaunchSpec]) -> Running:
+            if launches[0].op.name == "softmax":
+                return super().begin(launches)
+            running = Computing()
+
+            def compute() -> None:
+                held.wait(WAIT_S)
+                running.end(Timings())
+                mailbox.ring()
+
+            threading.Thread(target=compute).start()
+            return running
+
+    engine, _store = engine_of(mailbox, Waiting())
+    gateway = GatewayEnd(mailbox, nbytes=2**20 + 2 * SQUARE.nbytes)
+    engine.start()
+    gateway.receive()
+    gateway.send(SOFTMAX, LONG, long_job(1), *(Job(number, 1, (0, 64)) for number in range(2, 5)))
+    for number in range(2, 5):
+        assert isinstance(done := gateway.receive(), Done)
+        assert done.id == number
+    gateway.send(Job(5, 1, (0, 64)))
+    assert isinstance(gateway.receive(), Done)
+    held.set()
+    assert isinstance(done := gateway.receive(), Done)
+    assert done.id == 1
+    engine.stop()
+    gateway.close()
 
 
 def test_a_job_that_has_started_is_not_cancelled_and_others_are(scene: Scene) -> None:

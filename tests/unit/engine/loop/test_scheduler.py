@@ -253,3 +253,20 @@ def test_jobs_that_never_ran_are_forgotten_beside_others_of_their_key() -> None:
         assert len(scheduler.decide(0).batch) == 2
     assert len(scheduler) == 2
     assert sum(one() is not None for one in gone) <= 2
+
+
+def test_while_long_jobs_wait_others_pass_them_in_their_order() -> None:
+    """Also one behind a long job of its key, once that has run."""
+    scheduler: Scheduler[Numbered] = Scheduler(CAPS)
+    long_s = 2 * CAPS.max_seconds
+    for number, (key, flow, seconds) in enumerate(
+        [("x", 0, long_s), ("x", 0, 0.0), (None, 1, long_s), ("y", 0, 0.0), (None, 1, 0.0), ("y", 1, 0.0)]
+    ):
+        scheduler.add(Numbered(number=number, key=key, flow=flow, seconds=seconds))
+    passed = [[one.number for one in scheduler.decide(1, is_idle=False, without_long=True).batch] for _ in range(3)]
+    assert sorted(number for batch in passed for number in batch) == [3, 4, 5]
+    assert passed[-1] == []
+    assert len(scheduler) == 3
+    ran = [[one.number for one in scheduler.decide(1).batch] for _ in range(3)]
+    assert sorted(ran) == [[0], [1], [2]]
+    assert ran.index([0]) < ran.index([1])
