@@ -124,8 +124,15 @@ class _Line(Generic[WaitingT]):
 
     def all(self) -> Iterator[WaitingT]:
         """The jobs in order, and some that are gone."""
-        for rank in self._ranks:
-            yield from self._by_rank[rank]
+        return chain.from_iterable([self._by_rank[rank] for rank in self._ranks])
+
+    def waiting(self) -> _Line[WaitingT]:
+        """Returns a line of those jobs that are not gone."""
+        line = _Line[WaitingT]()
+        for one in self.all():
+            if not one.is_gone:
+                line.append(one)
+        return line
 
     def _jobs_beside(self, waiting: WaitingT) -> deque[WaitingT]:
         rank = waiting.priority or DEFAULT_RANK
@@ -142,13 +149,25 @@ class _Flow(Generic[WaitingT]):
 
     Attributes:
         used_s: Time that it was charged: the flow with the least is next.
-        line: Its jobs.
+        line: Its jobs, and some that are gone.
         num_waiting: Number of those that are still to run.
+        num_gone: Number of those that have gone since they were dropped last.
     """
 
     used_s: float
     line: _Line[WaitingT] = field(default_factory=_Line)
     num_waiting: int = 0
+    num_gone: int = 0
+
+    def let_go(self, waiting: WaitingT) -> None:
+        """Takes note that a job is gone. A job holds tensors, so never more stay than wait."""
+        waiting.is_gone = True
+        self.num_waiting -= 1
+        self.num_gone += 1
+        if self.num_gone > self.num_waiting:
+            # Mostly nothing waits, and an empty line takes less time.
+            self.line = self.line.waiting() if self.num_waiting else _Line()
+            self.num_gone = 0
 
 
 class _Group(Generic[WaitingT]):
@@ -261,9 +280,8 @@ class Scheduler(Generic[WaitingT]):
         """Takes a batch out of the queue, and charges its flows."""
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
-            waiting.is_gone = True
             flow = self._flows[waiting.flow]
-            flow.num_waiting -= 1
+            flow.let_go(waiting)
             flow.used_s += waiting.cost_s
         self._num_waiting -= len(batch)
         self._leave(head.key, len(batch))
@@ -376,9 +394,8 @@ class Scheduler(Generic[WaitingT]):
         return None
 
     def _remove(self, waiting: WaitingT) -> None:
-        waiting.is_gone = True
         self._num_waiting -= 1
-        self._flows[waiting.flow].num_waiting -= 1
+        self._flows[waiting.flow].let_go(waiting)
         self._leave(waiting.key, 1)
 
     def _leave(self, key: Hashable | None, count: int) -> None:

@@ -238,6 +238,37 @@ def test_jobs_that_never_ran_are_forgotten(how: str) -> None:
     assert [one() for one in gone] == [None] * 100
 
 
+@pytest.mark.parametrize("key", [None, "x"])
+def test_jobs_that_ran_are_forgotten_at_once(key: str | None) -> None:
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=2))
+    gone = []
+    for number in range(6):
+        one = Held(key=key, priority=number)
+        scheduler.add(one)
+        gone.append(weakref.ref(one))
+        del one
+    while len(scheduler):
+        scheduler.decide(0)
+        assert sum(one() is not None for one in gone) <= 2 * len(scheduler)
+    assert [one() for one in gone] == [None] * 6
+
+
+def test_jobs_that_are_discarded_are_forgotten_behind_more_urgent_ones() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler()
+    gone = []
+    # Something urgent waits at each decision.
+    scheduler.add(Waiting(priority=1))
+    for _ in range(100):
+        one = Held()
+        scheduler.add(one)
+        gone.append(weakref.ref(one))
+        scheduler.add(Waiting(priority=1))
+        assert [one.priority for one in scheduler.decide(0).batch] == [1]
+        assert scheduler.discard(one)
+        del one
+    assert sum(one() is not None for one in gone) <= 2
+
+
 def test_jobs_that_never_ran_are_forgotten_beside_others_of_their_key() -> None:
     scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=2))
     gone = []
