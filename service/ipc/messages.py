@@ -331,7 +331,15 @@ class DeleteTensor(_Request, frozen=True, array_like=True, tag="delete"):
 
 
 class ListTensors(_Request, frozen=True, array_like=True, tag="list"):
-    """All residents."""
+    """Describe residents: a part of them at a time, since the others' requests wait meanwhile.
+
+    Attributes:
+        prefix: What their names begin with.
+        after: Number of the part before, from its `Tensors`; 0 for the first.
+    """
+
+    prefix: str = ""
+    after: int = 0
 
 
 class RegisterRegion(_Request, frozen=True, array_like=True, tag="register"):
@@ -503,12 +511,14 @@ class Tensors(msgspec.Struct, frozen=True, array_like=True, tag="tensors"):
     Attributes:
         replaced: Whether a put or an order found an older tensor.
         ticket: Number for `AdoptTensor`, from a put to an engine that is not the home; else 0.
+        next: Number of this part of a list, where more may follow; else 0.
     """
 
     id: int
     tensors: tuple[TensorInfo, ...]
     replaced: bool = False
     ticket: int = 0
+    next: int = 0
 
 
 class RegionList(msgspec.Struct, frozen=True, array_like=True, tag="registered"):

@@ -61,6 +61,9 @@ from tilewire.service.supervisor.vault import VaultFollower
 
 logger = logging.getLogger(__name__)
 
+# Residents that are described at once: that takes about a millisecond.
+MAX_LISTED = 512
+
 
 @dataclass(eq=False)
 class TensorStore:
@@ -304,11 +307,18 @@ class TensorStore:
             case DescribeTensor() | FetchTensor():
                 return self._describe(Waiting(client, message))
             case ListTensors():
-                return Tensors(message.id, self.residents.infos())
+                return self._list(message)
             case _:
                 reply = self._change(client, message)
                 self._observe()
                 return reply
+
+    def _list(self, message: ListTensors) -> Tensors:
+        found = self.residents.infos(message.prefix, message.after, MAX_LISTED)
+        last = 0
+        if len(found) == MAX_LISTED:
+            last = max(self.residents.get(info.name).generation for info in found)
+        return Tensors(message.id, found, next=last)
 
     def _settle(self, client: Client, reply: RegionList) -> None:
         """Sends an answer when the device reaches what was registered, and unregistered memory is free."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -68,6 +69,22 @@ class Resident:
         if self.part is not None or part is None:
             return None
         return cut(self.tensor, part)
+
+
+class Held(NamedTuple):
+    """A tensor that waits for the version from its home engine.
+
+    Attributes:
+        resident: The tensor.
+        before: Version that the name had when it began to wait; 0 for none.
+        fd: Descriptor of its host copy; -1 without one, or when the vault has it.
+        is_offered: Whether the vault has its host copy.
+    """
+
+    resident: Resident
+    before: int
+    fd: int = -1
+    is_offered: bool = False
 
 
 def cut(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:

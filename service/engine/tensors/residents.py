@@ -11,14 +11,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import torch
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.tensors.arrivals import Arrival, begin_arrival
-from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy, map_file
+from tilewire.service.engine.tensors.resident import Held, Resident, close_copy, make_copy, map_file
 from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.errors import Lost, ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.board import VersionBoard, home_of
@@ -30,22 +30,6 @@ from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
 
 logger = logging.getLogger(__name__)
-
-
-class Held(NamedTuple):
-    """A tensor that waits for the version from its home engine.
-
-    Attributes:
-        resident: The tensor.
-        before: Version that the name had when it began to wait; 0 for none.
-        fd: Descriptor of its host copy; -1 without one, or when the vault has it.
-        is_offered: Whether the vault has its host copy.
-    """
-
-    resident: Resident
-    before: int
-    fd: int = -1
-    is_offered: bool = False
 
 
 class Residents:
@@ -409,9 +393,15 @@ class Residents:
             return self.versions[self.home_of(name)] < version
         return self._is_missing(resident) and self._is_coming(resident)
 
-    def infos(self) -> tuple[TensorInfo, ...]:
-        """All of them, by name, without those that are lost."""
-        return tuple(self._info(one) for _, one in sorted(self._by_name.items()) if not self._is_missing(one))
+    def infos(self, prefix: str = "", after: int = 0, max_count: int | None = None) -> tuple[TensorInfo, ...]:
+        """Describes those whose names begin with `prefix`, by name, without those that are lost.
+
+        Only those of generations behind `after` are described, and the first `max_count` of them; None for all.
+        """
+        # Each change of a name puts it behind all others.
+        behind = (one for name, one in self._by_name.items() if name.startswith(prefix) and one.generation > after)
+        found = itertools.islice((one for one in behind if not self._is_missing(one)), max_count)
+        return tuple(map(self._info, sorted(found, key=lambda one: one.info.name)))
 
     def restore(self, kept: Kept) -> Arrival | None:
         """Takes over the last change of a name, as the vault has it.

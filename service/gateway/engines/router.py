@@ -59,6 +59,8 @@ from tilewire.service.placement import Placement, check_shard, long_axis, placem
 
 # A host copy, and the file of it in the store, are made within this, or the request is 503.
 WRITE_TIMEOUT_S = 120.0
+# Descriptions that are merged before others have their turn: some milliseconds.
+MERGED_AT_ONCE = 256
 
 
 class Engines:
@@ -308,27 +310,34 @@ class Engines:
         finally:
             self._directory.forget(name)
 
-    async def infos(self) -> list[TensorInfo]:
-        """All residents, with the engines that hold them and the uses on all engines added up.
+    async def infos(self, prefix: str = "") -> list[TensorInfo]:
+        """Residents whose names begin with `prefix`, with the engines that hold them and the uses on all engines added up.
 
         Raises:
             Unavailable: No engine is ready.
         """
         self.check_ready()
         ready = [index for index, engine in enumerate(self._engines) if engine.welcome is not None]
-        asked = [ask(self._engines[index], ListTensors(0), Tensors) for index in ready]
+        asked = [_list(self._engines[index], prefix) for index in ready]
         replies: dict[int, dict[str, TensorInfo]] = {}
         for index, outcome in zip(ready, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(outcome, Tensors):
-                replies[index] = {info.name: info for info in outcome.tensors}
+            if isinstance(outcome, dict):
+                replies[index] = outcome
             elif not isinstance(outcome, Unavailable):
                 raise outcome
-        names = sorted({name for reply in replies.values() for name in reply})
-        merged = (self._merge(name, replies) for name in names)
-        return [info for info in merged if info is not None]
+        merged: list[TensorInfo] = []
+        for number, name in enumerate(sorted({name for reply in replies.values() for name in reply})):
+            if number % MERGED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            info = self._merge(name, replies)
+            if info is not None:
+                merged.append(info)
+        return merged
 
     def _merge(self, name: str, replies: Mapping[int, Mapping[str, TensorInfo]]) -> TensorInfo | None:
         """One description of what several engines say; None for a tensor that is deleted or lost."""
+        if len(self._engines) == 1:
+            return replies[0][name]
         home = self._directory.home_of(name)
         judge = home if home in replies else max(replies, key=lambda index: self._followed(index, home))
         last = replies[judge].get(name)
@@ -460,6 +469,17 @@ class Engines:
         if len(self._engines) == 1:
             return {}
         return {spec.resident: spec.name for spec in template.inputs if spec.resident is not None}
+
+
+async def _list(engine: Engine, prefix: str) -> dict[str, TensorInfo]:
+    """Fetches the descriptions of an engine's residents, by name."""
+    found: dict[str, TensorInfo] = {}
+    after = 0
+    while True:
+        reply = await ask(engine, ListTensors(0, prefix, after), Tensors)
+        found |= {info.name: info for info in reply.tensors}
+        if not (after := reply.next):
+            return found
 
 
 async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], caller: Caller) -> Done | Stale:

@@ -21,7 +21,7 @@ from tilewire.service.ops.op import Limits, TensorType
 from tilewire.service.ops.program.definition import CALLS, RESIDENT, Program, check_program_name, parse_program
 from tilewire.service.ops.program.op import ProgramOp
 from tilewire.service.ops.program.planning import check_possible, infer_types
-from tilewire.service.ops.registry import OPS, is_program, program_of, program_resident
+from tilewire.service.ops.registry import OPS, program_of, program_resident
 
 # Attempts to fetch a text that is replaced meanwhile.
 MAX_FETCHES = 4
@@ -137,7 +137,7 @@ class Programs:
 
     async def names(self) -> list[str]:
         """Returns the names of all kept programs, sorted."""
-        return sorted(program_of(info.name) for info in await self._engines.infos() if is_program(info.name))
+        return [program_of(info.name) for info in await self._engines.infos(program_resident(""))]
 
     def _keep(self, name: str, info: TensorInfo, program: Program, mark: int) -> KeptProgram:
         kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name), mark)

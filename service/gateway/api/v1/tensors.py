@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.errors import InvalidRequest, Unavailable, UnknownFormat
@@ -11,7 +13,7 @@ from tilewire.service.gateway.api.openapi.document import add_routes
 from tilewire.service.gateway.api.openapi.native import describe_tensors
 from tilewire.service.gateway.api.v1.calls import encoder_for, read_tensors
 from tilewire.service.gateway.api.v1.query import check_name, parse_placement, refuse_parameters
-from tilewire.service.gateway.auth.authenticator import authorise
+from tilewire.service.gateway.auth.authenticator import Access, authorise
 from tilewire.service.gateway.codecs.negotiation import codec_for_accept
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, RequestContext, context_of
@@ -29,6 +31,8 @@ from tilewire.service.placement import Placement
 TENSORS, TENSOR_PATH = "/v1/tensors", "/v1/tensors/{name:path}"
 # Name in the answer of a tensor whose own name means something else there.
 UNNAMED = "tensor"
+# The description of a tensor with a short name, as text.
+DESCRIBED_BYTES = 240
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -37,9 +41,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def list_tensors(request: Request) -> Response:
         access = context_of(request.scope).granted
         infos = await gateway.engines.infos()
-        return json_response(
-            [describe_tensor(info) for info in infos if access.may_read(info.name) and not is_program(info.name)]
-        )
+        return json_response(await offload(len(infos) * DESCRIBED_BYTES, _describe_all, infos, access))
 
     async def put_tensor(name: str, request: Request) -> Response:
         context = context_of(request.scope)
@@ -88,6 +90,15 @@ def router(gateway: Gateway) -> APIRouter:
         ("DELETE", TENSOR_PATH, delete_tensor, "Forget a tensor."),
     )
     return routes
+
+
+def _describe_all(infos: Sequence[TensorInfo], access: Access) -> msgspec.Raw:
+    """Describes the tensors that may be read, as JSON."""
+    return msgspec.Raw(
+        msgspec.json.encode(
+            [describe_tensor(info) for info in infos if access.may_read(info.name) and not is_program(info.name)]
+        )
+    )
 
 
 async def _put(

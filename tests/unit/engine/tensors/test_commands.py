@@ -21,7 +21,7 @@ from tests.support.transfers import MovedAtOnce
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import Client
 from tilewire.service.engine.metrics import EngineMetrics
-from tilewire.service.engine.tensors.commands import TensorStore
+from tilewire.service.engine.tensors.commands import MAX_LISTED, TensorStore
 from tilewire.service.engine.tensors.resident import make_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
@@ -35,6 +35,7 @@ from tilewire.service.ipc.messages import (
     DescribeTensor,
     Failed,
     FetchTensor,
+    ListTensors,
     Stored,
     TensorInfo,
     Tensors,
@@ -149,6 +150,30 @@ def test_a_part_that_cannot_be_brought_back_is_lost_and_nobody_waits_for_it(pair
     described = follower.answer(pair.gateway, DescribeTensor(2, W, 6))
     assert isinstance(described, Tensors)
     assert described.tensors == (info,)
+
+
+def test_a_list_comes_in_parts_that_lack_nothing(pair: Pair) -> None:
+    names = [homed(prefix, 1) for prefix in ("a", "b/", "c")] + [f"n{number}" for number in range(2 * MAX_LISTED)]
+    for version, name in enumerate(names, 1):
+        info = TensorInfo(name, KIND, 0.0, version=version, engines=(1,))
+        pair.follower.restore(Kept(name, info, make_copy(name, KIND.nbytes), version=version, home=1))
+    listed: list[str] = []
+    after = 0
+    while not listed or after:
+        part = pair.follower.answer(pair.gateway, ListTensors(1, after=after))
+        assert isinstance(part, Tensors)
+        assert len(part.tensors) <= MAX_LISTED
+        listed += [info.name for info in part.tensors]
+        after = part.next
+        if len(listed) == MAX_LISTED:
+            # Meanwhile one that was listed is deleted, and one is replaced: it is listed again, as it is now.
+            pair.follower.residents.delete(names[0])
+            pair.follower.residents.keep(names[1], torch.ones(3), KIND)
+    assert sorted(listed) == sorted([*names, names[1]])
+    found = pair.follower.answer(pair.gateway, ListTensors(2, "b/"))
+    assert isinstance(found, Tensors)
+    assert [info.name for info in found.tensors] == [names[1]]
+    assert found.next == 0
 
 
 def versions(pair: Pair) -> list[int]:

@@ -36,13 +36,14 @@ from tilewire.service.errors import (
 from tilewire.service.gateway.engines.asking import VERDICT_TIMEOUT_S
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.router import Engines
-from tilewire.service.ipc.board import ranking, slot_of
+from tilewire.service.ipc.board import home_of, ranking, slot_of
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
     DeleteTensor,
     DescribeTensor,
     Done,
+    ListTensors,
     OrderTensor,
     OutputSpec,
     PutTensor,
@@ -369,6 +370,24 @@ def test_the_list_says_what_is_where() -> None:
         await answer(scene.engines[1], Tensors(0, (info(7, 0, placement="single"),)))
         await answer(scene.engines[2], Tensors(0, ()))
         assert await task == [info(7, 0, placement="single")]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_list_in_parts_is_one_list(count: int) -> None:
+    async def run() -> None:
+        scene = Scene(*[9] * count)
+        named = [msgspec.structs.replace(info(number, 0), name=f"w/{number}") for number in range(1, 4)]
+        newer = msgspec.structs.replace(named[0], version=4)
+        task = asyncio.ensure_future(scene.router.infos("w/"))
+        for other in scene.engines[1:]:
+            await answer(other, Tensors(0, ()))
+        assert await answer(scene.engines[0], Tensors(0, (named[2], named[0]), next=3)) == ListTensors(0, "w/", 3)
+        # One was replaced meanwhile.
+        await answer(scene.engines[0], Tensors(0, (named[1], newer)))
+        homed_here = [one for one in (newer, *named[1:]) if home_of(one.name, count) == 0]
+        assert await task == homed_here
 
     asyncio.run(run())
 
