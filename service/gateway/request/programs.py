@@ -6,6 +6,7 @@ engines, and outlives them. A request pins the version that it was planned with;
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -138,6 +139,14 @@ class Programs:
     async def names(self) -> list[str]:
         """Returns the names of all kept programs, sorted."""
         return [program_of(info.name) for info in await self._engines.infos(program_resident(""))]
+
+    async def find_all(self, leases: Leases) -> list[KeptProgram]:
+        """Returns all kept programs, by name, without those that are deleted meanwhile."""
+        found = []
+        for name in await self.names():
+            with contextlib.suppress(UnknownName):
+                found.append(await self.find(name, leases))
+        return found
 
     def _keep(self, name: str, info: TensorInfo, program: Program, mark: int) -> KeptProgram:
         kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name), mark)

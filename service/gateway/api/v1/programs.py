@@ -30,8 +30,7 @@ def router(gateway: Gateway) -> APIRouter:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM)
         with gateway.admission.admit(context.flow) as leases:
-            names = await gateway.programs.names()
-            return json_response([_describe(await gateway.programs.find(name, leases)) for name in names])
+            return json_response([_describe(kept) for kept in await gateway.programs.find_all(leases)])
 
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)

@@ -1,14 +1,15 @@
-"""Kept programs under a race: a text that is replaced while it is fetched has the version that it is, or none."""
+"""Kept programs under a race: what is replaced while it is fetched has the version that it is; what is deleted is left out."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from tests.support.scripted_engines import Scene, answer
-from tilewire.service.errors import PreconditionFailed
+from tilewire.service.errors import PreconditionFailed, UnknownName
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.admission import Admission
 from tilewire.service.gateway.request.programs import KeptProgram, Programs
@@ -68,3 +69,22 @@ def test_a_text_has_the_version_that_it_is(room: Room) -> None:
 def test_a_text_of_another_version_than_demanded_is_refused(room: Room) -> None:
     with pytest.raises(PreconditionFailed):
         asyncio.run(fetched_while_replaced(room, (7,)))
+
+
+def test_a_program_that_is_deleted_while_all_are_fetched_is_left_out(room: Room) -> None:
+    async def run() -> list[KeptProgram]:
+        scene = Scene(0)
+        with Admission(room, 8, 0).admit(Flow(1)) as leases:
+            task = asyncio.ensure_future(Programs(scene.router, Limits()).find_all(leases))
+            gone = msgspec.structs.replace(described(3), name=program_resident("a"))
+            asked = await answer(scene.engines[0], Tensors(0, (gone, described(7))))
+            assert isinstance(asked, DescribeTensor)
+            asked = await answer(scene.engines[0], UnknownName(f"name: no resident tensor {asked.name!r}"))
+            assert isinstance(asked, DescribeTensor)
+            message = await answer(scene.engines[0], Tensors(0, (described(7),)))
+            assert isinstance(message, GetTensor)
+            room.arena.segment.view[message.out_offset : message.out_offset + len(OLD)] = OLD
+            await answer(scene.engines[0], Done(0, Timings(), stored=Stored(described(7))))
+            return await task
+
+    assert [kept.name for kept in asyncio.run(run())] == ["p"]
