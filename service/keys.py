@@ -24,6 +24,7 @@ import hashlib
 import re
 import secrets
 import stat
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -165,7 +166,7 @@ def _check(keys: tuple[Key, ...]) -> None:
     if len(keys) > MAX_KEYS:
         raise KeysError(f"{len(keys)} keys; at most {MAX_KEYS}")
     for seen, what in ((([key.name for key in keys]), "name"), ([key.sha256 for key in keys], "sha256")):
-        twice = {value for value in seen if seen.count(value) > 1}
+        twice = [value for value, count in Counter(seen).items() if count > 1]
         if twice:
             raise KeysError(f"{what}: given twice: {', '.join(sorted(twice))}")
     for key in keys:

@@ -43,8 +43,8 @@ class FileWatch:
         try:
             found = read()
         except (UnusableFile, OSError) as error:
-            logger.error("%s: %s", self._what, error)  # noqa: TRY400  (the reason is the whole story)
             self._report(False)
+            logger.error("%s: %s", self._what, error)  # noqa: TRY400  (the reason is the whole story)
             return None
         self._report(True)
         return found

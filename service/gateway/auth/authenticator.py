@@ -135,7 +135,7 @@ class Authenticator:
         keyless: Words of `KEYLESS_PATHS` that need no key.
         is_read_only: Nobody may write residents or use shared memory.
         quotas: Counts what keys use.
-        report: As of `FileWatch`.
+        report: As of `FileWatch`; a thread calls it, too.
 
     Attributes:
         keys_version: Number of times that keys were taken over; from 1.
@@ -202,11 +202,11 @@ class Authenticator:
             if self._quotas is not None:
                 self._quotas.refresh()
             if looks % round(reload_s / LOOK_S) == 0:
-                self._reload(self._path)
+                await self._reload(self._path)
 
-    def _reload(self, path: Path) -> None:
-        """Takes a changed file over."""
-        if (keys := self._watch.take(lambda: read_keys(path))) is not None:
+    async def _reload(self, path: Path) -> None:
+        """Takes a changed file over. A thread reads it: that takes 0.1 s for a thousand keys."""
+        if (keys := await asyncio.to_thread(self._watch.take, lambda: read_keys(path))) is not None:
             self._take_over(keys)
             logger.info("API keys were read again: %d", len(keys))
 

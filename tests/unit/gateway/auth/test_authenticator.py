@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -170,3 +171,24 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.L
         await asyncio.gather(watching, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_the_loop_does_not_wait_until_the_file_is_read(tmp_path: Path) -> None:
+    readers: list[int] = []
+    authenticator = Authenticator(
+        keys_file(tmp_path, entry("one", KEY)), report=lambda _is_current: readers.append(threading.get_ident())
+    )
+
+    async def run() -> None:
+        watching = asyncio.create_task(authenticator.keep_current(reload_s=auth.LOOK_S))
+        keys_file(tmp_path, entry("other", OTHER))
+        end_s = time.monotonic() + 20
+        while authenticator.keys_version == 2:
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.02)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(run())
+    loop_thread = threading.get_ident()
+    assert [one == loop_thread for one in readers] == [True, False]
