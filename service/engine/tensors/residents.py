@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -84,6 +85,8 @@ class Residents:
         self._clock_ns = clock_ns
         self._board = board or VersionBoard()
         self._by_name: dict[str, Resident] = {}
+        # Those that may give way to others: the one whose change or use was longest ago first.
+        self._by_use: OrderedDict[str, Resident] = OrderedDict()
         self._held: dict[int, Held] = {}
         # Those that were begun without a ticket.
         self._arriving: set[Arrival] = set()
@@ -95,7 +98,7 @@ class Residents:
         self._returning: set[str] = set()
         self._last_generation = 0
         self.index = index
-        self.nbytes = self._num_here = 0
+        self.nbytes = self._num_here = self._num_spares = 0
         self.placed_bytes = dict.fromkeys(PLACEMENTS.values(), 0)
         self.versions = [0] * num_engines
         self.has_store = has_store
@@ -301,6 +304,7 @@ class Residents:
             return
         resident, home = self._by_name[name], self.home_of(name)
         self._empty(resident)
+        self._by_use.pop(name, None)
         resident.info = msgspec.structs.replace(resident.info, engines=(home,))
         self._vault.evict(name, resident.info.version, home)
 
@@ -377,6 +381,7 @@ class Residents:
         """Counts a use."""
         resident.hits += 1
         resident.last_used = self._clock()
+        self._by_use.move_to_end(resident.info.name)
 
     def info(self, name: str) -> TensorInfo:
         """Describes a tensor, with the engines that can serve it now; see `get`."""
@@ -527,34 +532,24 @@ class Residents:
 
     def _evict(self, name: str, more_bytes: int) -> None:
         """Drops copies of what the folder of `--store` has, until there is room."""
-
-        def is_crowded() -> bool:
-            return name not in self._kept and len(self._kept) >= self._max_kept
-
-        needs_descriptor = is_crowded()
-        if self.nbytes + more_bytes <= self.quota_bytes and not needs_descriptor:
-            return
-        copies = [
-            (one.last_used or one.info.created, other, one)
-            for other, one in self._by_name.items()
-            # Only the engine that orders a name makes the supervisor close its descriptor.
-            if one.info.stored
-            and other != name
-            and (self.is_home(other) if needs_descriptor else one.tensor is not None)
-        ]
-        for _, other, one in sorted(copies, key=lambda copy: copy[:2]):
-            if self.nbytes + more_bytes <= self.quota_bytes and not is_crowded():
+        while True:
+            is_crowded = name not in self._kept and len(self._kept) >= self._max_kept
+            if self.nbytes + more_bytes <= self.quota_bytes and not is_crowded:
                 return
-            self.give_up(other)
+            copies = (one for other, one in self._by_use.items() if one.info.stored and other != name)
+            # Only the engine that orders a name makes the supervisor close its descriptor.
+            gives_way = (
+                one for one in copies if (self.is_home(one.info.name) if is_crowded else one.tensor is not None)
+            )
+            if (one := next(gives_way, None)) is None:
+                return
+            self.give_up(one.info.name)
             self.on_evict(one)
 
     def _drop_spares(self, more_bytes: int) -> None:
         """Drops copies that other engines hold, until there is room."""
-        if self.nbytes + more_bytes <= self.quota_bytes:
-            return
-        for one in sorted(filter(self.is_spare, self._by_name.values()), key=lambda spare: spare.last_used or 0.0):
-            if self.nbytes + more_bytes > self.quota_bytes:
-                self._empty(one)
+        while self._num_spares and self.nbytes + more_bytes > self.quota_bytes:
+            self._empty(next(filter(self.is_spare, self._by_use.values())))
 
     def _check_quota(self, name: str, more_bytes: int) -> None:
         if self.nbytes + more_bytes > self.quota_bytes:
@@ -666,12 +661,14 @@ class Residents:
     def _empty(self, resident: Resident) -> None:
         self.on_change(resident.info.name)
         self._count(resident, -1)
+        self._num_spares -= self.is_spare(resident)
         tensors = resident.take_tensors()
         self._num_here -= len(tensors)
         self._backend.free(tensors)
 
     def _drop(self, name: str) -> None:
         older = self._by_name.pop(name, None)
+        self._by_use.pop(name, None)
         self._kept.discard(name)
         self._returning.discard(name)
         if older is not None:
@@ -685,6 +682,7 @@ class Residents:
         self._num_here += resident.tensor is not None
         self._last_generation += 1
         resident.generation = self._last_generation
-        self._by_name[name] = resident
+        self._num_spares += self.is_spare(resident)
+        self._by_name[name] = self._by_use[name] = resident
         if resident.info.version:
             self._kept.add(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from tests.support.resident_chain import (
     contents,
     engine,
     follow,
+    homed,
     number,
     put,
     residents,
@@ -33,6 +35,7 @@ from tests.support.tensor_bodies import to_safetensors
 from tilewire.service.engine.backends.contract import HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.tensors.files import load_file
+from tilewire.service.engine.tensors.resident import make_copy
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.errors import ResidentQuota, TooBusy, UnknownName
 from tilewire.service.ipc.arena import Segment
@@ -40,6 +43,7 @@ from tilewire.service.ipc.board import slot_of
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.supervisor.files import open_file
+from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultReader, VaultWriter
 
 
@@ -291,3 +295,39 @@ def test_the_board_shows_every_change_before_it_is_deposited(chain: Chain) -> No
     assert seen == sorted(set(seen))
     deleted = home.delete(W)
     assert chain.board.versions[slot_of(W)] == deleted.version > seen[-1]
+
+
+def seconds_of_a_load(count: int) -> float:
+    """Shortest time in which a tensor comes into a full engine: one of so many gives way."""
+    held = Residents(CpuBackend(), 2**20, VaultWriter(-1), count, has_store=True)
+    spent = []
+    for version in range(1, count + 101):
+        kind = TensorType("float32", (4,))
+        info = TensorInfo(f"w/{version}", kind, 0.0, version=version, engines=(0,), stored=version)
+        began_s = time.perf_counter()
+        held.check_room(info.name, kind.nbytes)
+        spent.append(time.perf_counter() - began_s)
+        restore(held, Kept(info.name, info, version=version))
+    assert len(held.items()) == count
+    return min(spent[count:])
+
+
+def test_what_gives_way_is_found_as_soon_among_many() -> None:
+    # Looking at each takes hundreds of times as long.
+    assert seconds_of_a_load(5000) < 20 * seconds_of_a_load(20)
+
+
+def test_the_copy_that_was_used_longest_ago_gives_way(chain: Chain) -> None:
+    (follower, _), kind = chain.follower(), TensorType("float32", (4,))
+    names = [homed(prefix) for prefix in "abcd"]
+    for version, name in enumerate(names, 1):
+        info = TensorInfo(name, kind, 0.0, version=version, placement="single", engines=(0,))
+        restore(follower, Kept(name, info, make_copy(name, kind.nbytes), version=version))
+    follower.use(follower.get(names[0]))
+    follower.quota_bytes = 3 * kind.nbytes
+    follower.check_room("w", kind.nbytes)
+    held = [name for name in names if follower.get(name).tensor is not None]
+    assert held == [names[0], names[3]]
+    with pytest.raises(ResidentQuota):
+        follower.check_room("w", 4 * kind.nbytes)
+    assert follower.nbytes == 0
