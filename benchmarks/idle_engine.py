@@ -67,9 +67,6 @@ class IdleEngine:
         loop.call_soon(future.set_result, Done(number, Timings(1000, 1000, 1000, 1000, 5), 1))
         return number, future
 
-    def forget(self, template_id: int) -> None:
-        """See `Engine.forget`."""
-
     def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         """See `Engine.cancel`."""
         return asyncio.get_running_loop().create_future()

@@ -55,9 +55,6 @@ class AddingEngine:
     def send(self, request: Command) -> tuple[int, asyncio.Future[Reply]]:
         raise AssertionError(request)
 
-    def forget(self, template_id: int) -> None:
-        """See `Engine.forget`."""
-
     def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         request = SentJob(template, offsets, caller.deadline_ns, caller.priority)
         total = self._floats(request.operands["a"].offset, request.out.num_elements)

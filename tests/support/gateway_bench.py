@@ -109,9 +109,6 @@ class SummingEngine:
             self.answer_all()
         return next(self._ids), future
 
-    def forget(self, template_id: int) -> None:
-        """See `Engine.forget`."""
-
     def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         """See `Engine.cancel`."""
         self.cancelled.append(request_id)

@@ -57,7 +57,6 @@ class ScriptedEngine:
         self.warming: Warming | None = None
         self.sent: list[Command] = []
         self.jobs: list[SentJob] = []
-        self.forgotten: list[int] = []
         self.futures: list[asyncio.Future[Reply]] = []
         self.cancelled: list[int] = []
 
@@ -76,9 +75,6 @@ class ScriptedEngine:
         self.jobs.append(SentJob(template, offsets, caller.deadline_ns, caller.priority))
         self.futures.append(asyncio.get_running_loop().create_future())
         return len(self.futures) - 1, self.futures[-1]
-
-    def forget(self, template_id: int) -> None:
-        self.forgotten.append(template_id)
 
     def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         self.cancelled.append(request_id)

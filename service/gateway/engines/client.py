@@ -19,6 +19,7 @@ from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.engines.busy_poll import BusyPoller
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.engine_process import EngineProcess
+from tilewire.service.gateway.engines.templates import KeptTemplates
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, send_hello
 from tilewire.service.ipc.messages import (
@@ -91,10 +92,6 @@ class Engine(Protocol):
         """
         ...
 
-    def forget(self, template_id: int) -> None:
-        """Lets the engine forget a template, which will not be submitted again."""
-        ...
-
     def cancel(self, request_id: int, *, is_late: bool = False) -> asyncio.Future[None]:
         """Cancels a job that has not started. Its own future still ends.
 
@@ -144,8 +141,8 @@ class EngineClient:
         self._pending: dict[int, asyncio.Future[Reply]] = {}
         # Of those that are cancelled: ends when it is known whether they have started.
         self._cancelled: dict[int, asyncio.Future[None]] = {}
-        # Numbers of the templates that the engine has.
-        self._templates: set[int] = set()
+        # Those that the engine has, by number. A request may use one for longer than the gateway finds it by value.
+        self._templates: KeptTemplates[int] = KeptTemplates()
         self.welcome: Welcome | None = None
         self.warming: Warming | None = None
         self.residing = NOT_RESIDING
@@ -164,19 +161,15 @@ class EngineClient:
     def submit(self, template: Template, offsets: tuple[int, ...], caller: Caller) -> tuple[int, asyncio.Future[Reply]]:
         link = self._ready_link()
         request_id, future = self._expect_reply()
-        if template.id not in self._templates:
+        if self._templates.use(template.id) is None:
             if not self._post(link, request_id, template):
                 return request_id, future
-            self._templates.add(template.id)
+            for dropped in self._templates.add(template.id, template):
+                link.send(ForgetTemplate(dropped.id))
         _client, _slots, deadline_ns, priority, flow = caller
         job = Job(request_id, template.id, offsets, deadline_ns, priority, log.request_id.get(), *flow)
         self._post(link, request_id, job, self._gather_turns if len(self._pending) > MAX_AT_ONCE else 0)
         return request_id, future
-
-    def forget(self, template_id: int) -> None:
-        if template_id in self._templates and self._link is not None:
-            self._templates.discard(template_id)
-            self._link.send(ForgetTemplate(template_id))
 
     def _ready_link(self) -> Link[ToGateway]:
         if self.welcome is None or self._link is None:

@@ -79,7 +79,7 @@ class Engines:
         self.check_ready, self.describe = self._locator.check_ready, self._locator.describe
         self.mark_of = self._directory.mark_of
         self._spread = Spread(engines, self._directory, self._locator)
-        self.templates = Templates(self._forget_template)
+        self.templates = Templates()
         self._shards = Shards(engines, self._directory, self._locator, self.templates, self)
 
     @property
@@ -451,11 +451,6 @@ class Engines:
         await asyncio.gather(
             *(ask(engine, UnregisterRegion(0, name, stamp), RegionList) for engine in others),
         )
-
-    def _forget_template(self, template_id: int) -> None:
-        self._shards.forget()
-        for engine in self._engines:
-            engine.forget(template_id)
 
     def _home_of(self, name: str) -> Engine:
         return self._engines[self._directory.home_of(name)]

@@ -27,7 +27,7 @@ from tilewire.service.gateway.engines.client import Engine, Reply
 from tilewire.service.gateway.engines.directory import Directory
 from tilewire.service.gateway.engines.division import Division, divide
 from tilewire.service.gateway.engines.locator import Locator
-from tilewire.service.gateway.engines.templates import Templates
+from tilewire.service.gateway.engines.templates import MAX_TEMPLATES, Templates
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     DescribeTensor,
@@ -189,10 +189,6 @@ class Shards:
             caller.slots.give_back(slot)
         return done
 
-    def forget(self) -> None:
-        """Drops all divisions: engines forget one of their templates."""
-        self._divisions.clear()
-
     def _division(self, template: Template, residents: Mapping[str, Pinned]) -> Division:
         """Returns the jobs of a template; those of the last versions of its residents are kept."""
         versions = tuple(one.info.version for one in residents.values())
@@ -200,6 +196,8 @@ class Shards:
         if kept is None or kept[0] != versions:
             infos = {field: one.info for field, one in residents.items()}
             kept = versions, divide(template, infos, len(self._engines), self._templates)
+            if len(self._divisions) >= MAX_TEMPLATES:
+                self._divisions.clear()
             self._divisions[template.id] = kept
         return kept[1]
 

@@ -17,11 +17,13 @@ from tests.support.scripted_engines import JOB, Held, Stays
 from tilewire.service.errors import InternalError, Unavailable
 from tilewire.service.gateway.engines.caller import Caller
 from tilewire.service.gateway.engines.client import EngineClient, Reply
+from tilewire.service.gateway.engines.templates import MAX_TEMPLATES
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, receive_hello
 from tilewire.service.ipc.messages import (
     DescribeTensor,
     Done,
+    ForgetTemplate,
     GetTensor,
     Hello,
     Job,
@@ -84,7 +86,7 @@ class Scene:
         self.received.append(message)
         if isinstance(message, Job):
             self._link.send(Done(message.id, Timings()))
-        elif not isinstance(message, Template):
+        elif not isinstance(message, Template | ForgetTemplate):
             self._link.send(Tensors(message.id, ()))
 
 
@@ -120,6 +122,38 @@ def test_a_message_that_cannot_be_encoded_fails_alone(caplog: pytest.LogCaptureF
     segment.close()
     assert [record.message for record in caplog.records] == ["a message to an engine cannot be encoded"] * 2
     assert all(record.exc_info for record in caplog.records)
+
+
+def test_an_engine_keeps_so_many_templates_whatever_the_gateway_still_uses() -> None:
+    segment = Segment.create("test", 4096)
+    templates = [msgspec.structs.replace(TEMPLATE, id=number) for number in range(1, MAX_TEMPLATES + 3)]
+
+    async def main() -> None:
+        scene = Scene(segment)
+        caller = Caller(Stays(), Held())
+
+        async def send() -> None:
+            # The first one is used all the time; the second is used again when the engine has forgotten it.
+            for template in (*templates, templates[1]):
+                requests = [scene.client.submit(one, OFFSETS, caller) for one in (template, templates[0])]
+                assert await ended(requests) == [Done, Done]
+
+        await scene.play(send())
+        held: set[int] = set()
+        for message in scene.received:
+            if isinstance(message, Template):
+                held.add(message.id)
+            elif isinstance(message, ForgetTemplate):
+                held.remove(message.id)
+            else:
+                assert message.template in held
+            assert len(held) <= MAX_TEMPLATES + 1
+        forgotten = [one.id for one in scene.received if isinstance(one, ForgetTemplate)]
+        assert forgotten == [2, 3, 4]
+        assert len(held) == MAX_TEMPLATES
+
+    asyncio.run(main())
+    segment.close()
 
 
 def test_no_job_leaves_without_a_template_that_cannot_be_encoded() -> None:

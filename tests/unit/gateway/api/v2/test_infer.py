@@ -83,9 +83,6 @@ class AddingEngine:
         future.set_result(self._computed(SentJob(template, offsets, caller.deadline_ns, caller.priority)))
         return 1, future
 
-    def forget(self, template_id: int) -> None:
-        raise AssertionError
-
     def _computed(self, request: SentJob) -> Reply:
         if self.changes:
             self.changes -= 1
