@@ -18,14 +18,14 @@ from tilewire._transport import wire
 from tilewire._transport.async_sockets import AsyncSocketTransport
 from tilewire._transport.of_process import OfProcess
 from tilewire._transport.retry import Retries
-from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, proxy_of
+from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, LOOK_S, POLL_S, READY_TIMEOUT_S, proxy_of
 
 if TYPE_CHECKING:
     import httpx
 
 
 class AsyncClient(AsyncProgramCalls):
-    """Calls a Tilewire server from asyncio.
+    """Calls a Tilewire server from asyncio, in any event loops, one after the other or in several threads.
 
     A copy has connections of its own, also in another process.
 
@@ -84,7 +84,7 @@ class AsyncClient(AsyncProgramCalls):
             Unavailable: It does not within `timeout_s` seconds; the message has the last reason.
         """
         until = time.monotonic() + timeout_s
-        while (reason := await self._why_not("ready")) is not None:
+        while (reason := await self._why_not("ready", max(until - time.monotonic(), LOOK_S))) is not None:
             if time.monotonic() >= until:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s: {reason}")
             await asyncio.sleep(POLL_S)
@@ -112,8 +112,8 @@ class AsyncClient(AsyncProgramCalls):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._base_url!r})"
 
-    async def _why_not(self, kind: Literal["live", "ready"]) -> str | None:
-        request = requests.why_not(kind)
+    async def _why_not(self, kind: Literal["live", "ready"], max_silence_s: float | None = None) -> str | None:
+        request = requests.why_not(kind, max_silence_s)
         try:
             return request.parse(await self._transport.get().exchange(request.call), self._handle)
         except ConnectionFailed as error:

@@ -17,7 +17,7 @@ from tilewire._transport import wire
 from tilewire._transport.of_process import OfProcess
 from tilewire._transport.retry import Retries
 from tilewire._transport.sockets import SocketTransport
-from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, POLL_S, READY_TIMEOUT_S, proxy_of
+from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, LOOK_S, POLL_S, READY_TIMEOUT_S, proxy_of
 
 if TYPE_CHECKING:
     import httpx
@@ -84,7 +84,7 @@ class Client(ProgramCalls):
             Unavailable: It does not within `timeout_s` seconds; the message has the last reason.
         """
         until = time.monotonic() + timeout_s
-        while (reason := self._why_not("ready")) is not None:
+        while (reason := self._why_not("ready", max(until - time.monotonic(), LOOK_S))) is not None:
             if time.monotonic() >= until:
                 raise Unavailable(f"{self._base_url}: not ready within {timeout_s:g} s: {reason}")
             time.sleep(POLL_S)
@@ -112,8 +112,8 @@ class Client(ProgramCalls):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._base_url!r})"
 
-    def _why_not(self, kind: Literal["live", "ready"]) -> str | None:
-        request = requests.why_not(kind)
+    def _why_not(self, kind: Literal["live", "ready"], max_silence_s: float | None = None) -> str | None:
+        request = requests.why_not(kind, max_silence_s)
         try:
             return request.parse(self._transport.get().exchange(request.call), self._handle)
         except ConnectionFailed as error:

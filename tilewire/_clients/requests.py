@@ -200,7 +200,7 @@ def tensors() -> Request[list[Any]]:
     return Request(call, lambda reply, handle: [handle(wire.parse_info(entry)) for entry in wire.parse_list(reply)])
 
 
-def why_not(kind: str) -> Request[str | None]:
+def why_not(kind: str, max_silence_s: float | None) -> Request[str | None]:
     """Builds a health check, `live` or `ready`; its reply is read as the reason why it is not so, or None."""
 
     def parse(reply: Reply, _: MakeHandle) -> str | None:
@@ -210,7 +210,7 @@ def why_not(kind: str) -> Request[str | None]:
             return error.detail
         return None if is_so else wire.unexpected(reply, f"{kind}: true").detail
 
-    return Request(Call("GET", f"/v2/health/{kind}"), parse)
+    return Request(Call("GET", f"/v2/health/{kind}", max_silence_s=max_silence_s), parse)
 
 
 def keep_program(name: str, program: Program) -> Request[None]:

@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import http.client
 import socket
-from collections import deque
 from collections.abc import Mapping
 
 from tilewire._transport.answers import STEP_BYTES, read_answer
-from tilewire._transport.sockets import MAX_IDLE, HeadWriter, is_readable
+from tilewire._transport.sockets import HeadWriter, IdleConnections
 from tilewire._transport.wire import Call, Reply, failed
 
 
 class AsyncSocketTransport:
-    """Keeps connections to one server, for one event loop at a time.
+    """Keeps connections to one server, for any event loops.
 
     Args:
         base_url: `http://…`, with a path prefix where a proxy needs one.
@@ -26,7 +25,7 @@ class AsyncSocketTransport:
     """
 
     def __init__(self, base_url: str, timeout_s: float | None, headers: Mapping[str, str]) -> None:
-        self._idle: deque[socket.socket] = deque(maxlen=MAX_IDLE)
+        self._idle = IdleConnections()
         self._base_url = base_url
         self._writer = HeadWriter(base_url, headers)
         self._timeout_s = timeout_s
@@ -37,11 +36,12 @@ class AsyncSocketTransport:
         Raises:
             ConnectionFailed: No answer.
         """
+        timeout_s = call.bounded(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with asyncio.timeout(timeout_s) as limit:
                 connection = await self._connection()
                 try:
-                    exchange = _Exchange(connection, call, limit, self._timeout_s)
+                    exchange = _Exchange(connection, call, limit, timeout_s)
                     reply, is_kept = await exchange.run(self._writer.head_of(call))
                 except BaseException:
                     connection.close()
@@ -52,30 +52,20 @@ class AsyncSocketTransport:
             raise failed(self._base_url, error, was_broken=True) from error
         except OSError as error:
             raise failed(self._base_url, error, was_broken=False) from error
-        if is_kept and len(self._idle) < MAX_IDLE:
-            self._idle.append(connection)
+        if is_kept:
+            self._idle.keep(connection)
         else:
             connection.close()
         return reply
 
     async def aclose(self) -> None:
         """Closes the connections that are idle."""
-        self._close()
-
-    def _close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
-
-    def __del__(self) -> None:
-        self._close()
+        self._idle.close()
 
     async def _connection(self) -> socket.socket:
-        while self._idle:
-            connection = self._idle.pop()
-            if not is_readable(connection):
-                return connection
-            # The server closed it while it was idle.
-            connection.close()
+        idle = self._idle.take()
+        if idle is not None:
+            return idle
         loop = asyncio.get_running_loop()
         host, port = self._writer.address
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import httpx
 
 from tilewire._errors import ConnectionFailed
+from tilewire._transport.sockets import MAX_IDLE
 from tilewire._transport.wire import Call, Reply, failed, memory_for, proxy_of
 
+# As over connections of our own: a call waits for the server alone. httpx would make all above 100 wait for one another.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=MAX_IDLE)
 # Refused, reset, or closed in the middle: what a restart of the server looks like.
 _BROKEN = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 
@@ -33,7 +38,7 @@ class HttpxTransport:
     ) -> None:
         self._place = _place_of(base_url, is_network=transport is None)
         self._urls = _Urls(base_url)
-        self._http = httpx.Client(timeout=timeout, headers=headers, transport=transport)
+        self._http = httpx.Client(timeout=timeout, headers=headers, transport=transport, limits=_LIMITS)
 
     def exchange(self, call: Call) -> Reply:
         """Sends a request and waits for the whole answer.
@@ -43,7 +48,13 @@ class HttpxTransport:
         """
         content = call.whole() if call.is_small else call.chunks()
         try:
-            with self._http.stream(call.method, self._urls.of(call), headers=call.headers, content=content) as response:
+            with self._http.stream(
+                call.method,
+                self._urls.of(call),
+                headers=call.headers,
+                content=content,
+                timeout=_bounded(call, self._http.timeout),
+            ) as response:
                 body = _Body(call, response)
                 for chunk in response.iter_bytes():
                     body.add(chunk)
@@ -57,7 +68,7 @@ class HttpxTransport:
 
 
 class AsyncHttpxTransport:
-    """Sends by an `httpx.AsyncClient`; see `HttpxTransport` for the arguments."""
+    """Sends by an `httpx.AsyncClient` for each event loop, whose its connections are; the arguments are `HttpxTransport`'s."""
 
     def __init__(
         self,
@@ -68,7 +79,8 @@ class AsyncHttpxTransport:
     ) -> None:
         self._place = _place_of(base_url, is_network=transport is None)
         self._urls = _Urls(base_url)
-        self._http = httpx.AsyncClient(timeout=timeout, headers=headers, transport=transport)
+        self._make = partial(httpx.AsyncClient, timeout=timeout, headers=headers, transport=transport, limits=_LIMITS)
+        self._by_loop: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     async def exchange(self, call: Call) -> Reply:
         """Sends a request and waits for the whole answer.
@@ -78,8 +90,13 @@ class AsyncHttpxTransport:
         """
         content = call.whole() if call.is_small else _async(call.chunks())
         try:
-            async with self._http.stream(
-                call.method, self._urls.of(call), headers=call.headers, content=content
+            http = self._http()
+            async with http.stream(
+                call.method,
+                self._urls.of(call),
+                headers=call.headers,
+                content=content,
+                timeout=_bounded(call, http.timeout),
             ) as response:
                 body = _Body(call, response)
                 async for chunk in response.aiter_bytes():
@@ -89,8 +106,21 @@ class AsyncHttpxTransport:
         return body.reply()
 
     async def aclose(self) -> None:
-        """Closes the connections."""
-        await self._http.aclose()
+        """Closes the connections of this event loop."""
+        http = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if http is not None:
+            await http.aclose()
+
+    def _http(self) -> httpx.AsyncClient:
+        """Returns the client of the running loop; those of loops that are closed can do nothing more."""
+        loop = asyncio.get_running_loop()
+        http = self._by_loop.get(loop)
+        if http is None:
+            for other in [*self._by_loop]:
+                if other.is_closed():
+                    self._by_loop.pop(other, None)
+            http = self._by_loop[loop] = self._make()
+        return http
 
 
 class _Urls:
@@ -153,6 +183,10 @@ def _place_of(base_url: str, *, is_network: bool) -> str:
 def _failed(place: str, error: httpx.TransportError) -> ConnectionFailed:
     was_refused = isinstance(error, httpx.ConnectError)
     return failed(place, error, was_broken=isinstance(error, _BROKEN), was_refused=was_refused)
+
+
+def _bounded(call: Call, timeout: httpx.Timeout) -> httpx.Timeout:
+    return httpx.Timeout(**{kind: call.bounded(seconds) for kind, seconds in timeout.as_dict().items()})
 
 
 async def _async(chunks: Iterator[Any]) -> AsyncIterator[Any]:

@@ -45,6 +45,45 @@ class HeadWriter:
         return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
+class IdleConnections:
+    """Connections to one server that wait for their next call. Safe to share between threads.
+
+    Attributes:
+        kept: They, the one used last at the end.
+    """
+
+    def __init__(self) -> None:
+        self.kept: deque[socket.socket] = deque()
+
+    def take(self) -> socket.socket | None:
+        """Returns one that the server has not closed meanwhile, or None without any."""
+        while self.kept:
+            try:
+                connection = self.kept.pop()
+            except IndexError:
+                # Another thread took the last one.
+                break
+            if not is_readable(connection):
+                return connection
+            connection.close()
+        return None
+
+    def keep(self, connection: socket.socket) -> None:
+        """Keeps one for its next call; closes it where there are plenty."""
+        if len(self.kept) < MAX_IDLE:
+            self.kept.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes all of them."""
+        while (connection := self.take()) is not None:
+            connection.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class SocketTransport:
     """Keeps connections to one server. Safe to share between threads: each call has a connection to itself.
 
@@ -55,7 +94,7 @@ class SocketTransport:
     """
 
     def __init__(self, base_url: str, timeout_s: float | None, headers: Mapping[str, str]) -> None:
-        self._idle: deque[socket.socket] = deque(maxlen=MAX_IDLE)
+        self._idle = IdleConnections()
         self._base_url = base_url
         self._writer = HeadWriter(base_url, headers)
         self._timeout_s = timeout_s
@@ -67,7 +106,7 @@ class SocketTransport:
             ConnectionFailed: No answer.
         """
         try:
-            connection = self._connection()
+            connection = self._connection(call.bounded(self._timeout_s))
             try:
                 reply, is_kept = self._exchange_on(connection, call)
             except BaseException:
@@ -77,32 +116,23 @@ class SocketTransport:
             raise failed(self._base_url, error, was_broken=True) from error
         except OSError as error:
             raise failed(self._base_url, error, was_broken=False) from error
-        if is_kept and len(self._idle) < MAX_IDLE:
-            self._idle.append(connection)
+        if is_kept:
+            self._idle.keep(connection)
         else:
             connection.close()
         return reply
 
     def close(self) -> None:
         """Closes the connections that are idle."""
-        while self._idle:
-            self._idle.pop().close()
+        self._idle.close()
 
-    def __del__(self) -> None:
-        self.close()
-
-    def _connection(self) -> socket.socket:
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                break
-            if not is_readable(connection):
-                return connection
-            # The server closed it while it was idle.
-            connection.close()
-        connection = socket.create_connection(self._writer.address, self._timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _connection(self, timeout_s: float | None) -> socket.socket:
+        connection = self._idle.take()
+        if connection is None:
+            connection = socket.create_connection(self._writer.address, timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        elif connection.gettimeout() != timeout_s:
+            connection.settimeout(timeout_s)
         return connection
 
     def _exchange_on(self, connection: socket.socket, call: Call) -> tuple[Reply, bool]:

@@ -25,6 +25,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_TIMEOUT_S = 60.0
 READY_TIMEOUT_S = 120.0
 POLL_S = 0.1
+# Shortest time that a look at a server has to be answered: a busy one may take a moment.
+LOOK_S = 1.0
 # httpx's network layer cuts what was sent off the front of a chunk, copying the rest: quadratic for large chunks.
 CHUNK_BYTES = 2**18
 # Names a resident that the request needs: proxies hash it, so that requests go where the tensor is warm.
@@ -56,6 +58,7 @@ class Call:
         timeout_ms: Milliseconds that the server and the retries have; None for no limit.
         make_buffer: Memory for the answer's body; a fresh array where it is None.
         progress: Called with bytes done and bytes in all, both ways; None for a call without.
+        max_silence_s: Seconds without progress after which it fails, however many the client allows; None for the client's.
     """
 
     method: str
@@ -66,6 +69,12 @@ class Call:
     timeout_ms: float | None = None
     make_buffer: MakeBuffer | None = None
     progress: Progress | None = None
+    max_silence_s: float | None = None
+
+    def bounded(self, timeout_s: float | None) -> float | None:
+        """Returns the seconds without progress that it may take, of a client that allows `timeout_s`."""
+        limits = [limit for limit in (timeout_s, self.max_silence_s) if limit is not None and limit < math.inf]
+        return min(limits, default=None)
 
     @property
     def target(self) -> str:
@@ -227,7 +236,7 @@ def client_headers(api_key: str | None, headers: Mapping[str, str] | None) -> di
 
 def unreachable(base_url: object, error: Exception) -> str:
     """Returns the words of a `ConnectionFailed`."""
-    return f"{base_url}: {error or type(error).__name__}"
+    return f"{base_url}: {str(error) or type(error).__name__}"
 
 
 def failed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Thread
 
 Act = Callable[[socket.socket], None]
@@ -46,6 +46,28 @@ def resets(connection: socket.socket) -> None:
 def closes(connection: socket.socket) -> None:
     """Reads a request and closes without an answer."""
     read_request(connection)
+
+
+@contextmanager
+def together(num: int, reply: bytes) -> Iterator[str]:
+    """Answers none of so many connections before a request has come over each; the address."""
+    with socket.create_server(("127.0.0.1", 0), backlog=num) as listener, ExitStack() as stack:
+        listener.settimeout(30)
+
+        def serve() -> None:
+            with suppress(OSError):
+                connections = [stack.enter_context(listener.accept()[0]) for _ in range(num)]
+                for connection in connections:
+                    read_request(connection)
+                for connection in connections:
+                    connection.sendall(reply)
+
+        thread = Thread(target=serve)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            thread.join()
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 import tilewire
-from tests.unit.client.scripted_server import answers, closes, read_request, resets, scripted
+from tests.unit.client.scripted_server import answers, closes, read_request, resets, scripted, together
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire._arrays.host import HostArray, to_safetensors
 from tilewire._transport.async_sockets import AsyncSocketTransport
@@ -26,6 +28,10 @@ from tilewire._transport.wire import Call
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 BODY = b"".join(to_safetensors({"out": HostArray.of(X)}))
 KINDS = [tilewire.Client, tilewire.AsyncClient]
+# Seconds over connections of the client's own, and over httpx.
+TIMEOUTS = [60, httpx.Timeout(60)]
+# More than httpx opens by default.
+NUM_TOGETHER = 110
 
 
 def reply(body: bytes = BODY, status: str = "200 OK", *headers: str) -> bytes:
@@ -173,7 +179,7 @@ def test_a_kept_connection_that_the_server_closed_is_replaced(kind: Callable[...
         for _ in range(2):
             np.testing.assert_array_equal(wait(client.softmax(X)), X)
             # Returns once the end of the connection has come.
-            for idle in client._transport.get()._idle:
+            for idle in client._transport.get()._idle.kept:
                 idle.setblocking(True)
                 assert idle.recv(1, socket.MSG_PEEK) == b""
 
@@ -193,7 +199,7 @@ def test_connections_are_kept_and_shared_between_threads() -> None:
         for thread in threads:
             thread.join()
         assert wrong == []
-        assert 1 <= len(client._transport.get()._idle) <= 6  # type: ignore[attr-defined]
+        assert 1 <= len(client._transport.get()._idle.kept) <= 6  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -266,6 +272,62 @@ def test_a_slow_server_is_a_failed_connection_and_not_tried_again(kind: Callable
         release.set()
     assert not raised.value.was_broken
     assert tries == [1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_waiting_for_ready_ends_where_a_server_says_nothing(kind: Callable[..., Any], timeout: Any) -> None:
+    release = threading.Event()
+
+    def hold(_connection: socket.socket) -> None:
+        release.wait(20)
+
+    async def use(url: str) -> None:
+        async with kind(url, timeout=timeout) as client:
+            await client.wait_ready(0.2)
+
+    with scripted(hold, hold, hold, hold) as url:
+        begun_s = time.monotonic()
+        with pytest.raises(tilewire.Unavailable, match=r"not ready within 0\.2 s: .*(timed out|ReadTimeout)"):
+            asyncio.run(use(url)) if kind is tilewire.AsyncClient else kind(url, timeout=timeout).wait_ready(0.2)
+        assert time.monotonic() - begun_s < 10
+        release.set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_no_call_waits_for_another(kind: Callable[..., Any], timeout: Any) -> None:
+    async def use(url: str) -> Any:
+        async with kind(url, timeout=timeout, max_retries=0) as client:
+            return await asyncio.gather(*(client.softmax(X) for _ in range(NUM_TOGETHER)))
+
+    with together(NUM_TOGETHER, reply()) as url:
+        if kind is tilewire.AsyncClient:
+            answers = asyncio.run(use(url))
+        else:
+            with kind(url, timeout=timeout, max_retries=0) as client, ThreadPoolExecutor(NUM_TOGETHER) as threads:
+                answers = list(threads.map(lambda _: client.softmax(X), range(NUM_TOGETHER)))
+    np.testing.assert_array_equal(answers, [X] * NUM_TOGETHER)
+
+
+# Loops that end without `aclose` leave connections open, as with httpx alone.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_one_client_serves_several_event_loops(timeout: Any, url: str) -> None:
+    async def use(client: tilewire.AsyncClient) -> None:
+        for _ in range(5):
+            for answer in await asyncio.gather(*(client.add(X, X) for _ in range(3))):
+                np.testing.assert_array_equal(answer, X + X)
+
+    client = tilewire.AsyncClient(url, timeout=timeout)
+    # One after the other, none of which closes the client, and in threads beside each other.
+    for _ in range(3):
+        asyncio.run(use(client))
+    with ThreadPoolExecutor(4) as threads:
+        for running in [threads.submit(asyncio.run, use(client)) for _ in range(8)]:
+            running.result(60)
+    del client
+    gc.collect()
 
 
 @pytest.mark.parametrize("kind", KINDS)
