@@ -234,4 +234,5 @@ class SharedStore:
             version = versions.get(stem_of(one.name), 0)
             if one.is_changed(version):
                 self._call(partial(self._on_changed, one, version))
-            seen.names[one.name] = one.generation
+        # Those that were not due were looked at before; those that this host has no more are forgotten.
+        seen.names = {one.name: one.generation for one in watched}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -127,6 +129,26 @@ def test_a_result_of_this_host_stays_until_another_changes_its_name(scene: Scene
     # It was changed before this host took its first look.
     scene.loop.names = [Watched("w", 0, base, 4)]
     assert scene.look() == [("w", version)]
+
+
+class Name(str):
+    """A name that says whether it is still held."""
+
+    __slots__ = ("__weakref__",)
+
+
+def test_names_that_this_host_has_no_more_are_forgotten(scene: Scene) -> None:
+    """Hosts load, and drop, more names than they have room for."""
+    scene.write("w")
+    of_one_folder = (one for one in map("v{}".format, itertools.count()) if bucket_of(one) == bucket_of("w"))
+    held = []
+    for generation, name in enumerate(map(Name, itertools.islice(of_one_folder, 4)), 1):
+        held.append(weakref.ref(name))
+        scene.loop.names = [Watched(name, 1, 0, generation)]
+        scene.look()
+    scene.loop.names = []
+    del name
+    assert [one() is not None for one in held] == [False, False, False, True]
 
 
 def test_a_file_of_this_host_gives_way_to_the_store(scene: Scene) -> None:
