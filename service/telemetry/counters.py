@@ -21,6 +21,12 @@ Labels = tuple[str, ...]
 SECONDS_BUCKETS = tuple(float(f"{20e-6 * 1.6**step:.4g}") for step in range(33))
 
 
+# Begin of the label of a kept program; no op's begins so.
+OF_PROGRAM = "program:"
+
+# Values of a gauge that are compared with the next ones.
+MAX_REMEMBERED = 4096
+
 # Last failures that are kept of each key; what is behind them is in the log.
 MAX_FAILURES = 50
 # Keys whose failures are kept.
@@ -34,8 +40,8 @@ class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
         name: Name in the exposition; that of a counter ends with `_total`.
         kind: Counters and histograms are added up over all processes, also dead ones; gauges over live ones.
         bounds: Upper bounds of a histogram's buckets, without infinity.
-        merge: Rule that merges gauges of several processes; `max_ever` includes dead processes.
-        is_shown: Whether `/metrics` has it.
+        merge: Rule that merges gauges of several processes.
+        is_shown: Whether `/metrics` has it; else see `exposition.HiddenSums`.
     """
 
     name: str
@@ -43,7 +49,7 @@ class MetricSpec(msgspec.Struct, frozen=True, array_like=True):
     labels: Labels
     kind: Literal["counter", "histogram", "gauge"]
     bounds: tuple[float, ...] = ()
-    merge: Literal["sum", "max", "max_ever"] = "sum"
+    merge: Literal["sum", "max"] = "sum"
     is_shown: bool = True
 
 
@@ -253,6 +259,9 @@ class Gauge:
     def take(self) -> list[Sample]:
         """Returns what changed since the last call."""
         pending, self._pending = self._pending, {}
+        if len(self._values) > MAX_REMEMBERED:
+            # One that is set again is sent again.
+            self._values.clear()
         return [Sample(self._name, labels, (value,)) for labels, value in pending.items()]
 
 
@@ -282,7 +291,7 @@ class MetricSet:
         text: str,
         labels: Labels = (),
         *,
-        merge: Literal["sum", "max", "max_ever"] = "sum",
+        merge: Literal["sum", "max"] = "sum",
         is_shown: bool = True,
     ) -> Gauge:
         """Defines a gauge; see `MetricSpec`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from itertools import accumulate
@@ -20,15 +20,54 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ShownExemplar
 from prometheus_client.utils import floatToGoString
 
-from tilewire.service.telemetry.counters import Exemplar, Figures, Labels, LastFailures, MetricSpec, Sample
+from tilewire.service.telemetry.counters import (
+    OF_PROGRAM,
+    Exemplar,
+    Figures,
+    Labels,
+    LastFailures,
+    MetricSpec,
+    Sample,
+)
 
 # Writing the text takes milliseconds. A call sooner than this after the last time waits, and gets the next text.
 PERIOD_S = 0.1
 
 OPENMETRICS = "application/openmetrics-text"
 
-# A process that is gone, for gauges that outlive theirs.
-_NOBODY = ""
+# Kept programs whose sums are held, also of deleted ones.
+MAX_PROGRAMS = 1024
+
+
+class HiddenSums:
+    """Sums over all processes that `/metrics` does not show, by op and by kept program.
+
+    Those of a program are dropped when so many others were run since.
+    """
+
+    def __init__(self, max_programs: int = MAX_PROGRAMS) -> None:
+        self._max_programs = max_programs
+        # By the first label: values by metric and labels.
+        self._ops: dict[str, dict[tuple[str, Labels], int | float]] = {}
+        self._programs: OrderedDict[str, dict[tuple[str, Labels], int | float]] = OrderedDict()
+
+    def add(self, spec: MetricSpec, labels: Labels, value: float) -> None:
+        """Adds the increment of a counter, or the value of a gauge, of which the largest stays, also of dead processes."""
+        first, key = labels[0], (spec.name, labels)
+        if first.startswith(OF_PROGRAM):
+            series = self._programs.setdefault(first, {})
+            self._programs.move_to_end(first)
+            if len(self._programs) > self._max_programs:
+                self._programs.popitem(last=False)
+        else:
+            series = self._ops.setdefault(first, {})
+        before = series.get(key, 0)
+        series[key] = before + value if spec.kind == "counter" else max(before, value)
+
+    def samples(self) -> list[Sample]:
+        """Returns the sums."""
+        every = (series for kept in (self._ops, self._programs) for series in kept.values())
+        return [Sample(name, labels, (value,)) for series in every for (name, labels), value in series.items()]
 
 
 class Totals(Collector):
@@ -44,13 +83,17 @@ class Totals(Collector):
         self._sums: defaultdict[str, dict[Labels, list[int | float]]] = defaultdict(dict)
         self._gauges: defaultdict[str, dict[tuple[str, Labels], int | float]] = defaultdict(dict)
         self._exemplars: dict[tuple[str, Labels, int], Exemplar] = {}
+        self._hidden = HiddenSums()
 
     def add(self, source: str, figures: Figures) -> None:
         """Adds what a process sent; its successor has the same name."""
         for spec in figures.specs:
             self._specs[spec.name] = spec
         for name, labels, values in ((one.name, one.labels, one.values) for one in figures.samples):
-            if self._specs[name].kind == "gauge":
+            spec = self._specs[name]
+            if not spec.is_shown:
+                self._hidden.add(spec, labels, values[0])
+            elif spec.kind == "gauge":
                 self._gauges[name][source, labels] = values[0]
             elif (sums := self._sums[name].get(labels)) is None:
                 self._sums[name][labels] = list(values)
@@ -66,12 +109,10 @@ class Totals(Collector):
                 self._exemplars[key] = seen
 
     def end(self, source: str) -> None:
-        """Removes the gauges of a process that is gone, except those that outlive it."""
-        for name, gauges in self._gauges.items():
+        """Removes the gauges of a process that is gone."""
+        for gauges in self._gauges.values():
             for key in [key for key in gauges if key[0] == source]:
-                value = gauges.pop(key)
-                if self._specs[name].merge == "max_ever":
-                    gauges[_NOBODY, key[1]] = max(value, gauges.get((_NOBODY, key[1]), value))
+                del gauges[key]
 
     def sums(self, name: str) -> dict[Labels, tuple[int | float, ...]]:
         """The sums of a counter or a histogram by label values; a copy."""
@@ -79,12 +120,7 @@ class Totals(Collector):
 
     def hidden(self) -> list[Sample]:
         """The sums that `/metrics` does not show."""
-        return [
-            Sample(spec.name, labels, tuple(values))
-            for spec in self._specs.values()
-            if not spec.is_shown
-            for labels, values in self._series(spec).items()
-        ]
+        return self._hidden.samples()
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's call: the families that `/metrics` shows."""

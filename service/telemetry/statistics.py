@@ -13,13 +13,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from tilewire.service.ipc.messages import Timings
-from tilewire.service.telemetry.counters import MetricSet, Sample
+from tilewire.service.telemetry.counters import OF_PROGRAM, MetricSet, Sample
 
 _REQUESTS, _REQUEST_NS = "statistics_requests", "statistics_request_ns"
 _LAUNCHES, _LAUNCH_NS = "statistics_launches", "statistics_launch_ns"
 _LAST = "statistics_last_ms"
-# Kept programs that a process counts by name: sums of deleted ones stay in the supervisor.
-MAX_PROGRAMS = 1024
 
 
 class Duration(msgspec.Struct):
@@ -75,20 +73,9 @@ class ModelStats(msgspec.Struct):
 _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 
 
-class _Names:
-    """Names that counts go under: those of ops, and of so many kept programs."""
-
-    def __init__(self) -> None:
-        self._programs: set[str] = set()
-
-    def name_of(self, op: str, program: str) -> str:
-        """Returns the program's name while there are few of them, else the op's."""
-        if not program or program in self._programs:
-            return program or op
-        if len(self._programs) >= MAX_PROGRAMS:
-            return op
-        self._programs.add(program)
-        return program
+def _label_of(op: str, program: str) -> str:
+    """Returns what is counted: an op, or a kept program unless its name is empty."""
+    return f"{OF_PROGRAM}{program}" if program else op
 
 
 class RequestStatistics:
@@ -96,7 +83,6 @@ class RequestStatistics:
 
     def __init__(self, metrics: MetricSet) -> None:
         labels = ("op", "part")
-        self._names = _Names()
         self._requests = metrics.counter(_REQUESTS, "Requests.", labels, is_shown=False)
         self._request_ns = metrics.counter(_REQUEST_NS, "Their time.", labels, is_shown=False)
         # How many, and their time in all: one list for each op, so that a request is one look-up.
@@ -109,7 +95,7 @@ class RequestStatistics:
 
         Its seconds are those from its headers to the last byte of its answer.
         """
-        op = self._names.name_of(op, program)
+        op = _label_of(op, program)
         if timings is None:
             failed = self._failed[op]
             failed[0] += 1
@@ -140,14 +126,13 @@ class LaunchStatistics:
     """An engine's share. One thread."""
 
     def __init__(self, metrics: MetricSet) -> None:
-        self._names = _Names()
         self._launches = metrics.counter(_LAUNCHES, "Launches.", ("op", "batch_size"), is_shown=False)
         self._launch_ns = metrics.counter(_LAUNCH_NS, "Their time.", ("op", "batch_size", "part"), is_shown=False)
-        self._last = metrics.gauge(_LAST, "End of the last launch.", ("op",), merge="max_ever", is_shown=False)
+        self._last = metrics.gauge(_LAST, "End of the last launch.", ("op",), merge="max", is_shown=False)
 
     def count(self, op: str, program: str, num_requests: int, timings: Timings) -> None:
         """Counts one launch of an op, or of a kept program unless its name is empty."""
-        op = self._names.name_of(op, program)
+        op = _label_of(op, program)
         size = str(num_requests)
         self._launches.inc((op, size))
         spent = timings.h2d_ns, timings.kernel_ns, timings.d2h_ns
@@ -161,7 +146,7 @@ def statistics_of(samples: Iterable[Sample], ops: Sequence[str], version: str) -
     stats = {op: ModelStats(op, version) for op in ops}
     batches: dict[str, dict[int, BatchStats]] = {op: {} for op in ops}
     for sample in samples:
-        op = sample.labels[0]
+        op = sample.labels[0].removeprefix(OF_PROGRAM)
         if op in stats:
             _add_sample(sample, stats[op], batches[op])
     for op, by_size in batches.items():

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from tests.support.local_totals import LocalTotals
 from tilewire.service.gateway.telemetry.metrics import exemplar_of
-from tilewire.service.telemetry.counters import SECONDS_BUCKETS, MetricSet
+from tilewire.service.telemetry.counters import MAX_REMEMBERED, SECONDS_BUCKETS, Gauge, MetricSet, Sample
 from tilewire.service.telemetry.counters import Histogram as Seconds
 from tilewire.service.telemetry.exposition import Exposition, Totals
 
@@ -91,14 +91,30 @@ def test_what_a_dead_process_counted_stays_and_its_gauges_go() -> None:
         metrics.counter("n_total", "t", ()).inc((), value)
         metrics.gauge("sum", "t").set((), value)
         metrics.gauge("max", "t", merge="max").set((), value)
-        metrics.gauge("ever", "t", merge="max_ever").set((), value)
+        metrics.gauge("ever", "t", ("op",), is_shown=False).set(("x",), value)
         metrics.flush()
-    names = ("n_total", "sum", "max", "ever")
-    assert [value_of(totals, name) for name in names] == [7, 7, 4, 4]
+    names = ("n_total", "sum", "max")
+    assert [value_of(totals, name) for name in names] == [7, 7, 4]
     totals.end("other")
-    assert [value_of(totals, name) for name in names] == [7, 3, 3, 4]
+    assert [value_of(totals, name) for name in names] == [7, 3, 3]
     totals.end("one")
-    assert [value_of(totals, name) for name in names] == [7, None, None, 4]
+    assert [value_of(totals, name) for name in names] == [7, None, None]
+    # What `/metrics` does not show goes with none.
+    assert totals.hidden() == [Sample("ever", ("x",), (4,))]
+
+
+def test_a_gauge_remembers_so_many_values() -> None:
+    gauge = Gauge("g")
+    for number in range(MAX_REMEMBERED):
+        gauge.set((f"x{number}",), 1)
+    assert len(gauge.take()) == MAX_REMEMBERED
+    gauge.set(("x0",), 1)
+    assert gauge.take() == []
+    gauge.set(("another",), 1)
+    assert len(gauge.take()) == 1
+    # It may have another value by now: it is sent, whether or not it has.
+    gauge.set(("x0",), 1)
+    assert gauge.take() == [Sample("g", ("x0",), (1,))]
 
 
 def test_figures_wait_while_the_supervisor_does_not_read() -> None:

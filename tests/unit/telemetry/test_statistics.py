@@ -5,9 +5,8 @@ from __future__ import annotations
 from tests.support.local_totals import LocalTotals
 from tilewire.service.ipc.messages import Timings
 from tilewire.service.telemetry.counters import MetricSet
-from tilewire.service.telemetry.exposition import Totals
+from tilewire.service.telemetry.exposition import MAX_PROGRAMS, Totals
 from tilewire.service.telemetry.statistics import (
-    MAX_PROGRAMS,
     BatchStats,
     Duration,
     InferenceStats,
@@ -59,17 +58,21 @@ def test_sums_over_processes_that_are_gone() -> None:
     assert list(totals.collect()) == []
 
 
-def test_programs_are_counted_by_name_while_they_are_few() -> None:
+def test_the_programs_that_were_run_last_are_counted_whatever_there_was_before() -> None:
     totals = Totals()
     metrics = MetricSet(LocalTotals(totals, "one"))
-    requests = RequestStatistics(metrics)
+    requests, launches = RequestStatistics(metrics), LaunchStatistics(metrics)
+    requests.count("add", "", 1e-6, None)
     names = [f"p{number}" for number in range(MAX_PROGRAMS + 2)]
-    for name in [*names, names[0]]:
+    for name in [*names[:3], names[0], *names[3:], names[0]]:
         requests.count("program", name, 1e-6, None)
-    requests.flush()
-    metrics.flush()
-    first, last, rest = statistics_of(totals.hidden(), (names[0], names[-1], "program"), "1")
-    assert [one.inference_stats.fail.count for one in (first, last, rest)] == [2, 0, 2]
+        launches.count("program", name, 1, Timings(0, 2, 3, 4))
+        requests.flush()
+        metrics.flush()
+    found = statistics_of(totals.hidden(), ("add", "program", names[0], names[1], names[2], names[-1]), "1")
+    assert [one.inference_stats.fail.count for one in found] == [1, 0, 3, 0, 0, 1]
+    assert [one.execution_count for one in found] == [0, 0, 3, 0, 0, 1]
+    assert len({sample.labels[0] for sample in totals.hidden()}) == 1 + MAX_PROGRAMS
 
 
 def test_nothing_was_counted_yet() -> None:
