@@ -122,6 +122,6 @@ async def finish(call: Servicer, context: RequestContext, stream: RpcStream) -> 
     if error is None:
         if context.has_lines:
             call.set_trailing_metadata(stream.metadata)
-        return stream.take_message()
+        return await stream.take_message()
     await call.abort(code_of(error, is_timed=context.is_timed), error.detail, (*stream.metadata, *hints_of(error)))
     raise AssertionError("This is a bug: an aborted call goes on.")

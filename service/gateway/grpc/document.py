@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tilewire.service.dtypes import BY_OIP
 from tilewire.service.errors import InvalidRequest
+from tilewire.service.gateway.codecs.json_numbers import FlatArray
 from tilewire.service.gateway.grpc.open_inference_pb2 import InferParameter, ModelInferRequest
 
 # Field of typed contents by datatype; the others of ours travel in raw contents only.
@@ -68,17 +69,17 @@ def _input(one: ModelInferRequest.InferInputTensor, lengths: Iterator[int], *, i
     return entry
 
 
-def _numbers(one: ModelInferRequest.InferInputTensor, contents: list[tuple[str, Sequence[object]]]) -> list[object]:
+def _numbers(one: ModelInferRequest.InferInputTensor, contents: list[tuple[str, Sequence[int | float]]]) -> FlatArray:
     """The typed contents; those of an unknown datatype do not matter, as it is refused."""
     wanted = _CONTENTS.get(one.datatype)
     if wanted is None:
         if one.datatype in BY_OIP:
             raise InvalidRequest(f"{one.name}: {one.datatype} has no typed contents; send raw_input_contents")
-        return []
+        return FlatArray(())
     for name, _ in contents:
         if name != wanted:
             raise InvalidRequest(f"{one.name}: contents: {name} is given; {one.datatype} is in {wanted}")
-    return list(contents[0][1]) if contents else []
+    return FlatArray(contents[0][1] if contents else ())
 
 
 def _parameters(parameters: Mapping[str, InferParameter]) -> dict[str, object]:

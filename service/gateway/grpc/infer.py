@@ -16,7 +16,7 @@ from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferResponse,
 from tilewire.service.gateway.grpc.paths import INFER, STREAM_INFER
 from tilewire.service.gateway.grpc.stalls import STALLED, Stalls
 from tilewire.service.gateway.grpc.stream import RpcStream, Window
-from tilewire.service.gateway.grpc.wire import Frame, frame_of, inflate, is_compressed
+from tilewire.service.gateway.grpc.wire import STEP_BYTES, Frame, Inflater, frame_of, is_compressed
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.body import stalled
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -115,7 +115,7 @@ class InferCalls:
         try:
             while (answer := await answers.get()) is not None:
                 context = await answer.result()
-                message = _streamed(context, answer)
+                message = await _streamed(context, answer)
                 window.note(len(message))
                 await call.write(message)
                 # Or a stream that idles would keep it.
@@ -188,18 +188,23 @@ class InferCalls:
 
     async def _inflated(self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes) -> None:
         """Answers a compressed message."""
+        inflater = Inflater(message, self._gateway.settings.max_body_bytes)
         try:
-            message = await offload(len(message), inflate, message, self._gateway.settings.max_body_bytes)
+            # A little may inflate to much: all but the first step counts as long.
+            has_more = await offload(len(message), inflater.step)
+            while has_more:
+                stream.check_connected()
+                has_more = await offload(STEP_BYTES, inflater.step)
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
             answer.context = self._refuse(opened, stream, len(message), error)
             return
-        work = self._work(answer, opened, stream, message)
-        del message
+        work = self._work(answer, opened, stream, inflater.inflated)
+        del message, inflater
         if work is not None:
             await work
 
     def _work(
-        self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes
+        self, answer: Answering, opened: RpcCall, stream: RpcStream, message: bytes | bytearray
     ) -> Coroutine[Any, Any, None] | None:
         """Returns what answers a message, on success and on error; None when it is answered."""
         gateway = self._gateway
@@ -240,11 +245,11 @@ def _key_of(opened: RpcCall, frame: Frame) -> bytes:
     return key
 
 
-def _streamed(context: RequestContext, answered: Answering) -> bytes:
+async def _streamed(context: RequestContext, answered: Answering) -> bytes:
     """The message of a stream that answers one request."""
     error = context.error
     if error is None:
-        return answered.stream.take_message()
+        return await answered.stream.take_message()
     model, request_id = (one.decode("utf-8", "replace") for one in (answered.model, answered.id))
     answer = ModelInferResponse(model_name=model, id=request_id)
     message: bytes = ModelStreamInferResponse(error_message=error.detail, infer_response=answer).SerializeToString()

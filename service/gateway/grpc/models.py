@@ -16,7 +16,7 @@ from tilewire.service.gateway.grpc.call import RpcCall, Servicer, finish
 from tilewire.service.gateway.grpc.calls import CONTENT_TYPE
 from tilewire.service.gateway.grpc.paths import SERVICE
 from tilewire.service.gateway.grpc.stream import RpcStream
-from tilewire.service.gateway.grpc.wire import MessageT, inflate, is_compressed, parse
+from tilewire.service.gateway.grpc.wire import Inflater, MessageT, is_compressed, parse
 from tilewire.service.gateway.request.access_log import report
 from tilewire.service.gateway.request.adapter import Answer
 from tilewire.service.gateway.request.context import Gateway, RequestContext
@@ -146,7 +146,10 @@ def read_request(kind: type[MessageT], message: bytes) -> MessageT:
         BodyTooLarge: It is longer than such a request may be.
     """
     if is_compressed(message):
-        message = inflate(message, MAX_REQUEST_BYTES)
+        inflater = Inflater(message, MAX_REQUEST_BYTES)
+        while inflater.step():
+            pass
+        message = bytes(inflater.inflated)
     elif len(message) > MAX_REQUEST_BYTES:
         raise BodyTooLarge(f"request: {len(message)} bytes; the limit of such a request is {MAX_REQUEST_BYTES}")
     return parse(kind, message)

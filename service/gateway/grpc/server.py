@@ -78,7 +78,7 @@ class GrpcServer:
                 ("grpc.keepalive_time_ms", _milliseconds(settings.body_timeout_s)),
                 ("grpc.http2.ping_timeout_ms", _milliseconds(settings.body_timeout_s)),
                 ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
-                # The library would inflate without a bound: see `inflate`.
+                # The library would inflate without a bound: see `Inflater`.
                 ("grpc.per_message_decompression", 0),
                 # The supervisor has the port, and restarts us on it.
                 ("grpc.so_reuseport", 1),

@@ -6,12 +6,14 @@ Implements `request.context.Stream`; bounds the messages of one call that are un
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
 from tilewire.service.errors import ClientGone
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.grpc.wire import Frame, pieces_of, varint
+from tilewire.service.gateway.request.body import COPY_BYTES
 from tilewire.service.gateway.request.head import REQUEST_ID
 
 # Tag of `infer_response` in a `ModelStreamInferResponse`.
@@ -76,16 +78,21 @@ class RpcStream:
             return self._copy_by_turns(frame, slot)
         for place, part in frame.parts:
             slot[place : place + len(part)] = part
-        self._check_connected()
+        self.check_connected()
         return None
 
     async def _copy_by_turns(self, frame: Frame, slot: memoryview) -> None:
         for place, piece in pieces_of(frame):
             slot[place : place + len(piece)] = piece
             await asyncio.sleep(0)
-        self._check_connected()
+        self.check_connected()
 
-    def _check_connected(self) -> None:
+    def check_connected(self) -> None:
+        """Checks that somebody waits for the answer.
+
+        Raises:
+            ClientGone: The client left.
+        """
         if self.is_disconnected:
             raise ClientGone("the client left before its request was read")
 
@@ -146,10 +153,18 @@ class RpcStream:
         if answered is not None and not answered.done():
             answered.set_result(None)
 
-    def take_message(self) -> bytes:
-        """Copies the answer out of its slots, for the library to send."""
+    async def take_message(self) -> bytes:
+        """Copies the answer out of its slots, for the library to send; others have their turn between pieces of a large one."""
         chunks, self._chunks = self._chunks, ()
-        return b"".join(chunks)
+        if sum(len(chunk) for chunk in chunks) <= _LARGE_BYTES:
+            return b"".join(chunks)
+        message = io.BytesIO()
+        for chunk in chunks:
+            for at in range(0, len(chunk), COPY_BYTES):
+                message.write(chunk[at : at + COPY_BYTES])
+                await asyncio.sleep(0)
+        # Not copied once more: it is what was written to.
+        return message.getvalue()
 
     def end_sending(self, _call: object = None) -> None:
         """Gives the slots up: the library has sent the answer, or the client left."""

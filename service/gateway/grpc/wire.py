@@ -42,6 +42,8 @@ _FIRST = (b"\x1f", b"\x78")
 _ZLIB_CHECK = 31
 # Takes both formats.
 _WINDOW_BITS = 47
+# Bytes that are inflated, and compressed ones that are read, at once: a millisecond.
+STEP_BYTES, FED_BYTES = 2**20, 2**16
 
 
 class Frame(NamedTuple):
@@ -64,7 +66,7 @@ class Frame(NamedTuple):
     nbytes: int
 
 
-def frame_of(message: bytes) -> Frame:
+def frame_of(message: bytes | bytearray) -> Frame:
     """Takes a message apart.
 
     Raises:
@@ -142,7 +144,7 @@ def _broken(kind: type[Message]) -> InvalidRequest:
     return InvalidRequest(f"request: not a {kind.DESCRIPTOR.name} in the encoding of protocol buffers")
 
 
-def _scan(message: bytes) -> tuple[tuple[bytes, ...], bytes, list[memoryview]]:
+def _scan(message: bytes | bytearray) -> tuple[tuple[bytes, ...], bytes, list[memoryview]]:
     """Goes through the fields; all but names and raw contents is for protobuf to read.
 
     Returns:
@@ -182,7 +184,7 @@ def _scan(message: bytes) -> tuple[tuple[bytes, ...], bytes, list[memoryview]]:
             raws.append(view[at:stop])
             begin = stop
         elif tag in names and not depth:
-            names[tag] = message[at:stop]
+            names[tag] = bytes(message[at:stop])
         at = stop
     if at != end:
         raise IndexError
@@ -191,7 +193,7 @@ def _scan(message: bytes) -> tuple[tuple[bytes, ...], bytes, list[memoryview]]:
     return tuple(names.values()), bytes(header[0]) if len(header) == 1 else b"".join(header), raws
 
 
-def _skip(message: bytes, at: int, tag: int) -> int:
+def _skip(message: bytes | bytearray, at: int, tag: int) -> int:
     """Returns the place behind a value without a length."""
     form = tag & 7
     if form == _VARINT:
@@ -203,7 +205,7 @@ def _skip(message: bytes, at: int, tag: int) -> int:
     raise IndexError
 
 
-def _read_varint(message: bytes, at: int, max_bytes: int) -> tuple[int, int]:
+def _read_varint(message: bytes | bytearray, at: int, max_bytes: int) -> tuple[int, int]:
     """Returns the number at a place, and the place behind it; an IndexError for one that does not end."""
     number = 0
     for place in range(max_bytes):
@@ -222,20 +224,44 @@ def is_compressed(message: bytes) -> bool:
     return head == _GZIP or (head[0] == _ZLIB and len(head) > 1 and not int.from_bytes(head, "big") % _ZLIB_CHECK)
 
 
-def inflate(message: bytes, max_bytes: int) -> bytes:
-    """Returns a message as it was before it was compressed.
+class Inflater:
+    """Inflates one message, step by step: all at once would be copied at once, too, with the interpreter's lock held.
 
-    Raises:
-        InvalidRequest: It is not what its first bytes say.
-        BodyTooLarge: It inflates to more than `max_bytes`.
+    Args:
+        message: As it came.
+        max_bytes: Largest message.
+
+    Attributes:
+        inflated: What there is of it.
     """
-    decoder = zlib.decompressobj(_WINDOW_BITS)
-    try:
-        inflated = decoder.decompress(message, max_bytes + 1)
-    except zlib.error:
-        raise InvalidRequest("request: its compression is broken") from None
-    if len(inflated) > max_bytes:
-        raise BodyTooLarge(f"request: inflates to more than the limit of {max_bytes} bytes")
-    if not decoder.eof:
-        raise InvalidRequest("request: its compression is broken off")
-    return inflated
+
+    def __init__(self, message: bytes, max_bytes: int) -> None:
+        self.inflated = bytearray()
+        self._max_bytes = max_bytes
+        self._decoder = zlib.decompressobj(_WINDOW_BITS)
+        self._rest = memoryview(message)
+        self._fed: bytes | memoryview = b""
+
+    def step(self) -> bool:
+        """Inflates at most `STEP_BYTES` more. Returns whether there is more to do.
+
+        Raises:
+            InvalidRequest: It is not what its first bytes say.
+            BodyTooLarge: It inflates to more than it may.
+        """
+        if not self._fed:
+            self._fed, self._rest = self._rest[:FED_BYTES], self._rest[FED_BYTES:]
+        try:
+            piece = self._decoder.decompress(self._fed, STEP_BYTES)
+        except zlib.error:
+            raise InvalidRequest("request: its compression is broken") from None
+        self._fed = self._decoder.unconsumed_tail
+        self.inflated += piece
+        if len(self.inflated) > self._max_bytes:
+            raise BodyTooLarge(f"request: inflates to more than the limit of {self._max_bytes} bytes")
+        if self._decoder.eof:
+            return False
+        # A full piece may be part of what it was fed last.
+        if not self._fed and not self._rest and len(piece) < STEP_BYTES:
+            raise InvalidRequest("request: its compression is broken off")
+        return True
