@@ -51,6 +51,10 @@ class Share:
     large_bytes: int = 0
     waiting: list[_Waiter] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        """Results under way, for error texts."""
+        return f"this client has {self.result_bytes} bytes of results under way, which stay until it has read them"
+
     def let_go(self, lease: Lease) -> None:
         """Counts a slot that is given back no more among those for results."""
         self.result_bytes -= lease.result_bytes
@@ -152,7 +156,7 @@ class Room:
     def _lease(self, nbytes: int, share: Share, *, is_new: bool, is_result: bool) -> Lease:
         arena = self.arena
         if is_result and self._has_its_part(nbytes, share):
-            raise TooBusy(f"no room for {nbytes} bytes: this client has {share.result_bytes} of results under way")
+            raise TooBusy(f"no room for {nbytes} bytes: {share}")
         if is_new and arena.free_bytes < min(HEADROOM * nbytes, nbytes + arena.capacity // 2, arena.capacity):
             raise TooBusy(f"no room for {nbytes} bytes and as much as must stay free beside them: {self}")
         lease = arena.lease(nbytes)
@@ -235,7 +239,8 @@ class Room:
         if is_late:
             waiter.granted.set_exception(DeadlinePassed(f"deadline: it passed while {waiter.nbytes} bytes had no room"))
         else:
-            detail = f"no room for {waiter.nbytes} bytes within {self._timeout_s:g} s: {self}"
+            cause = waiter.share if self._waits_for_itself(waiter) else self
+            detail = f"no room for {waiter.nbytes} bytes within {self._timeout_s:g} s: {cause}"
             waiter.granted.set_exception(TooBusy(detail))
 
     def _take_out(self, waiter: _Waiter) -> bool:

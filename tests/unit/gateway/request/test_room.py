@@ -280,6 +280,24 @@ def test_results_of_one_flow_wait_for_those_that_are_being_read(arena: Arena) ->
     asyncio.run(run())
 
 
+def test_a_flow_that_waits_for_itself_is_told_so(arena: Arena) -> None:
+    """There is room in the arena, which is no help to it."""
+
+    async def run() -> None:
+        room, share = Room(arena, 0.01), Share(Flow(1))
+        halves = [room.take(CAPACITY // 4, share, is_new=False, is_result=True) for _ in range(2)]
+        with pytest.raises(TooBusy) as raised:
+            await room.wait(KIB, share, is_new=False, is_result=True)
+        assert raised.value.detail == (
+            f"no room for {KIB} bytes within 0.01 s: this client has {CAPACITY // 2} bytes of results under way, "
+            "which stay until it has read them"
+        )
+        for lease in halves:
+            lease.release()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("nbytes", [CAPACITY // 2 - KIB, CAPACITY // 2, CAPACITY * 3 // 4])
 def test_beside_a_result_of_half_or_more_there_is_room_for_small_ones_alone(arena: Arena, nbytes: int) -> None:
     room, share = Room(arena, 0), Share(Flow(1))
