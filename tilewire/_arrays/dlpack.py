@@ -54,6 +54,11 @@ def is_foreign(value: object) -> bool:
     return is_array and not isinstance(value, np.ndarray | np.generic)
 
 
+def can_answer(value: object) -> bool:
+    """Whether an array of its library can be made of a result; Arrow's arrays speak DLPack and cannot."""
+    return is_foreign(value) and (_is_torch(value) or hasattr(value, "__array_namespace__"))
+
+
 def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     """Reads another library's array.
 
@@ -72,8 +77,8 @@ def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     if _is_torch(value) and value.is_neg():
         value = value.resolve_neg()
     value = _on_the_host(value)
-    name = str(value.dtype).removeprefix("torch.")
-    if name in EXTENSIONS and _is_torch(value):
+    name = str(value.dtype).removeprefix("torch.") if _is_torch(value) else ""
+    if name in EXTENSIONS:
         # torch exports no float8; its bits it does.
         bits = sys.modules["torch"].uint8 if EXTENSIONS[name].itemsize == 1 else sys.modules["torch"].int16
         return name, _view_of(value.view(bits))[1].view(EXTENSIONS[name])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewire._arrays.dlpack import is_foreign
+from tilewire._arrays.dlpack import can_answer, is_foreign
 from tilewire._arrays.dtypes import CODES, DTYPES, EXTENSIONS, FLOATS, promote, promote_number
 from tilewire._arrays.host import HostArray, refuse_masked
 from tilewire._names import tensor_name
@@ -114,7 +114,7 @@ def prepare(op: str, operands: Mapping[str, Any], *, cast: str | None = None, ou
             _convert_secondary(operand, taken, usual, cast)
     arrays = {operand.name: operand.array for operand in given if operand.array is not None}
     residents = {operand.name: operand.resident for operand in given if operand.resident is not None}
-    like = next((operand.value for operand in given if is_foreign(operand.value)), None)
+    like = next((operand.value for operand in given if can_answer(operand.value)), None)
     squeezed, dropped = _as_matrices(arrays, main) if op == "matmul" else ((), ())
     return Prepared(arrays, residents, like, squeezed, dropped)
 
@@ -140,7 +140,7 @@ def prepare_inputs(operands: Mapping[str, Any], dtypes: Mapping[str, str], cast:
     return Prepared(
         arrays={operand.name: operand.array for operand in given if operand.array is not None},
         residents={operand.name: operand.resident for operand in given if operand.resident is not None},
-        like=next((operand.value for operand in given if is_foreign(operand.value)), None),
+        like=next((operand.value for operand in given if can_answer(operand.value)), None),
     )
 
 

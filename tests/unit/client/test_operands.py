@@ -244,6 +244,27 @@ def test_dlpack_of_any_library(tensor: torch.Tensor, device: int) -> None:
     np.testing.assert_array_equal(array.astype(np.float64), tensor.double().numpy())
 
 
+class Column:
+    """As Arrow's arrays: DLPack, and neither a dtype nor a namespace to make another of."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self) -> Any:
+        return self.tensor.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+def test_dlpack_alone_is_answered_with_numpy_arrays() -> None:
+    prepared = prepare("add", {"a": Column(torch.arange(3.0)), "b": 1})
+    assert prepared.arrays["a"].data.tolist() == [0, 1, 2]
+    assert isinstance(prepared.arrays["a"].like(prepared.like), np.ndarray)
+    prepared = prepare_inputs({"x": Column(torch.arange(3.0)), "y": torch.ones(3)}, {})
+    assert isinstance(prepared.arrays["x"].like(prepared.like), torch.Tensor)
+
+
 def test_dlpack_memory_outlives_its_array() -> None:
     host = HostArray.of(torch.full((1000,), 7.0))
     junk = [torch.zeros(1000) for _ in range(100)]
