@@ -522,9 +522,10 @@ def _spec(name: str, given: InputSpec | tuple[Any, Any]) -> InputSpec:
         return given
     try:
         dtype, shape = given
+        sizes = tuple(operator.index(size) for size in shape)
     except (TypeError, ValueError):
         raise TypeError(f'{name}: expected dtype and shape, as {name}=("float32", (-1, 768))') from None
-    return InputSpec(dtype_name(dtype), tuple(int(size) for size in shape))
+    return InputSpec(dtype_name(dtype), sizes)
 
 
 def _results(result: Any, name: str) -> dict[str, Traced]:

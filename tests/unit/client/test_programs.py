@@ -549,8 +549,14 @@ def test_too_many_steps(client: Any) -> None:
 
     with pytest.raises(ValueError, match="33 steps; a program has at most 32"):
         wait(client.trace(deep, x=("float32", (2,))))
-    with pytest.raises(TypeError, match="expected dtype and shape"):
-        wait(client.trace(deep, x=3))
+
+
+@pytest.mark.parametrize(
+    "given", [3, "float32", ("float32", 8), ("float32", (3.7, 8)), ("float32", ("8",)), ("float32",)]
+)
+def test_types_of_arguments_that_cannot_be(client: Any, given: Any) -> None:
+    with pytest.raises(TypeError, match="x: expected dtype and shape"):
+        wait(client.trace(abs, name="net", x=given))
 
 
 def test_bounds_of_bfloat16_values_need_no_import_of_the_users() -> None:
