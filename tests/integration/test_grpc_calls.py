@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import gzip
 import logging
 import math
 import time
+import tracemalloc
 import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
@@ -171,6 +173,26 @@ async def test_a_message_is_given_up_when_it_is_in_its_slot(is_streamed: bool) -
     if is_streamed:
         answer = pb.ModelStreamInferResponse.FromString(call.written[0]).infer_response.SerializeToString()
     np.testing.assert_array_equal(out_of(pb.ModelInferResponse.FromString(answer)), 2 * A)
+
+
+@scene
+async def test_few_messages_are_inflated_at_once() -> None:
+    """Each holds what it has come to: all at once, small messages would hold all that they inflate to."""
+    nbytes, bench = 2**23, RpcBench(max_body_bytes=2**24)
+    calls = InferCalls(bench.gateway)
+    message = gzip.compress(bytes(nbytes))
+
+    async def infer() -> None:
+        with pytest.raises(AssertionError, match="request: more than 4096 fields"):
+            await calls.infer(no_messages(), OneMessage(message))
+
+    tracemalloc.start()
+    try:
+        await asyncio.gather(*(infer() for _ in range(8)))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 5 * nbytes
 
 
 @pytest.mark.parametrize("left_s", [99_999_999 * 3600.0, 1e10, math.inf])

@@ -30,6 +30,8 @@ from tilewire.service.ops.registry import OPS, PROGRAM_FAMILY
 AHEAD_SHARE = 8
 # The library cancels the call of a client that left some turns of the loop after the end of its messages: two were seen.
 LEAVING_TURNS = 8
+# Messages that are inflated at once, but for their first steps: each holds what it has come to, and two threads do the work.
+MAX_INFLATING = 2
 _OPS = {name.encode(): op for name, op in OPS.items()}
 
 
@@ -75,6 +77,7 @@ class InferCalls:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._stalls = Stalls(gateway.settings.max_body_s)
+        self._inflating = asyncio.Semaphore(MAX_INFLATING)
 
     async def infer(self, _requests: AsyncIterator[bytes], call: Servicer) -> bytes:
         """Answers ModelInfer; its message is read only when the call may be answered."""
@@ -190,11 +193,11 @@ class InferCalls:
         """Answers a compressed message."""
         inflater = Inflater(message, self._gateway.settings.max_body_bytes)
         try:
-            # A little may inflate to much: all but the first step counts as long.
-            has_more = await offload(len(message), inflater.step)
-            while has_more:
-                stream.check_connected()
-                has_more = await offload(STEP_BYTES, inflater.step)
+            if await offload(len(message), inflater.step):
+                async with self._inflating:
+                    # A little may inflate to much: all but the first step counts as long.
+                    while await offload(STEP_BYTES, inflater.step):
+                        stream.check_connected()
         except Exception as error:  # noqa: BLE001  (what is no error of ours is logged and answered)
             answer.context = self._refuse(opened, stream, len(message), error)
             return
