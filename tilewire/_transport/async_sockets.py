@@ -14,6 +14,9 @@ from tilewire._transport.answers import STEP_BYTES, read_answer
 from tilewire._transport.sockets import HeadWriter, IdleConnections
 from tilewire._transport.wire import Call, Reply, failed
 
+# Bytes received at once after which others have their turn.
+_TURN_BYTES = 2**14
+
 
 class AsyncSocketTransport:
     """Keeps connections to one server, for any event loops.
@@ -111,6 +114,9 @@ class _Exchange:
             while True:
                 count = await self._loop.sock_recv_into(self._connection, space)
                 self._went_on()
+                if count > _TURN_BYTES:
+                    # What has come is received without a wait: a server that sends as fast would have the loop to itself.
+                    await asyncio.sleep(0)
                 space = reading.send(count)
         except StopIteration as done:
             reply, is_kept = done.value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import select
 import socket
 import threading
 import time
@@ -20,6 +21,7 @@ import tilewire
 from tests.unit.client.scripted_server import answers, closes, read_request, resets, scripted, together
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire._arrays.host import HostArray, to_safetensors
+from tilewire._transport.answers import STEP_BYTES
 from tilewire._transport.async_sockets import AsyncSocketTransport
 from tilewire._transport.retry import Retries
 from tilewire._transport.sockets import SocketTransport
@@ -292,6 +294,39 @@ def test_waiting_for_ready_ends_where_a_server_says_nothing(kind: Callable[..., 
             asyncio.run(use(url)) if kind is tilewire.AsyncClient else kind(url, timeout=timeout).wait_ready(0.2)
         assert time.monotonic() - begun_s < 10
         release.set()
+
+
+class AlwaysReadable(asyncio.SelectorEventLoop):
+    """A loop whose connections bring bytes as fast as they are received, so that nobody waits for them."""
+
+    async def sock_recv_into(self, sock: socket.socket, buf: Any) -> int:
+        select.select([sock], [], [])
+        return sock.recv_into(buf)
+
+
+def test_a_large_answer_leaves_turns_to_others() -> None:
+    body = b"".join(to_safetensors({"w": HostArray.of(np.zeros(2**22, np.float32))}))
+    turns = [0]
+
+    async def count_turns() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def use(url: str) -> int:
+        counting = asyncio.create_task(count_turns())
+        async with tilewire.AsyncClient(url) as client:
+            await client.softmax(X)
+            before = turns[0]
+            await client.get("w")
+        counting.cancel()
+        return turns[0] - before
+
+    with (
+        scripted(answers(reply(), reply(body))) as url,
+        asyncio.Runner(loop_factory=AlwaysReadable) as runner,
+    ):
+        assert runner.run(use(url)) >= len(body) // STEP_BYTES
 
 
 @pytest.mark.parametrize("kind", KINDS)
