@@ -164,8 +164,9 @@ class Leases:
     def _check(self, nbytes: int) -> None:
         capacity = self._room.arena.capacity
         if self._held_bytes + nbytes > capacity:
+            beside = f" beside the {self._held_bytes} that the request holds" if self._held_bytes else ""
             raise BodyTooLarge(
-                f"{nbytes} bytes beside the {self._held_bytes} that the request holds; a gateway's arena has {capacity}"
+                f"{nbytes} bytes{beside}; a gateway's part of --arena-bytes has {capacity} bytes for all of a request"
             )
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:

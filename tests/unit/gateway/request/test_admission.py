@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from tilewire.service.errors import TooBusy, Unavailable
+from tilewire.service.errors import BodyTooLarge, TooBusy, Unavailable
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.request.admission import MAX_IDLE_FLOWS, Admission, Leases
 from tilewire.service.gateway.request.room import Room
@@ -48,6 +49,16 @@ def test_a_small_limit_is_one_client_s_as_a_whole(room: Room, max_in_flight: int
     assert len(flood(admission, FLOOD)) == max_in_flight
     with pytest.raises(TooBusy, match="the queue is full"):
         admission.admit(QUIET)
+
+
+def test_a_request_that_the_arena_could_never_hold_is_told_of_the_setting(room: Room) -> None:
+    limit = r"; a gateway's part of --arena-bytes has 65536 bytes for all of a request$"
+    with Admission(room, 2, 2**20).admit(QUIET) as leases:
+        with pytest.raises(BodyTooLarge, match=f"^65537 bytes{limit}"):
+            asyncio.run(leases.wait(2**16 + 1))
+        asyncio.run(leases.wait(2**10))
+        with pytest.raises(BodyTooLarge, match=f"^65536 bytes beside the 1024 that the request holds{limit}"):
+            asyncio.run(leases.wait(2**16))
 
 
 def test_a_flood_leaves_places_for_others(room: Room) -> None:
