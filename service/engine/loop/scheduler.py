@@ -198,6 +198,8 @@ class Scheduler(Generic[WaitingT]):
         # Time of the flow that was last chosen: a flow that was idle begins here, and saves nothing up.
         self._now_s = 0.0
         self._num_waiting = 0
+        # Those of them that are long.
+        self._num_long = 0
 
     def __len__(self) -> int:
         """Jobs that wait."""
@@ -222,6 +224,7 @@ class Scheduler(Generic[WaitingT]):
             group.num_waiting += 1
         flow.num_waiting += 1
         self._num_waiting += 1
+        self._num_long += self.is_long(waiting.seconds)
 
     def discard(self, waiting: WaitingT) -> bool:
         """Forgets a queued job. Returns whether it was still to run."""
@@ -249,6 +252,8 @@ class Scheduler(Generic[WaitingT]):
         growing: set[Hashable] = set()
         others: Iterator[WaitingT] | None = None
         if without_long and head is not None and self.is_long(head.seconds):
+            if self._num_long == self._num_waiting:
+                return decision
             others = self._heads_beside(growing, now_ns, without_long=True)
             head = next(others, None)
         while head is not None:
@@ -283,6 +288,7 @@ class Scheduler(Generic[WaitingT]):
             flow = self._flows[waiting.flow]
             flow.let_go(waiting)
             flow.used_s += waiting.cost_s
+            self._num_long -= self.is_long(waiting.seconds)
         self._num_waiting -= len(batch)
         self._leave(head.key, len(batch))
 
@@ -395,6 +401,7 @@ class Scheduler(Generic[WaitingT]):
 
     def _remove(self, waiting: WaitingT) -> None:
         self._num_waiting -= 1
+        self._num_long -= self.is_long(waiting.seconds)
         self._flows[waiting.flow].let_go(waiting)
         self._leave(waiting.key, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 
 import pytest
@@ -301,3 +302,28 @@ def test_while_long_jobs_wait_others_pass_them_in_their_order() -> None:
     ran = [[one.number for one in scheduler.decide(1).batch] for _ in range(3)]
     assert sorted(ran) == [[0], [1], [2]]
     assert ran.index([0]) < ran.index([1])
+
+
+def seconds_of_a_look(count: int) -> float:
+    """Shortest time of a decision beside a long job, while so many others wait that are all long."""
+    scheduler: Scheduler[Waiting] = Scheduler()
+    long = [Waiting(key="x", seconds=1.0) for _ in range(count)]
+    for one in long:
+        scheduler.add(one)
+    spent = []
+    for _ in range(100):
+        began_s = time.perf_counter()
+        decision = scheduler.decide(1, is_idle=False, without_long=True)
+        spent.append(time.perf_counter() - began_s)
+        assert not decision.batch
+    # One that is discarded, or that has run, is counted no more.
+    assert scheduler.discard(long[0])
+    assert len(scheduler.decide(1).batch) == 1
+    short = Waiting()
+    scheduler.add(short)
+    assert scheduler.decide(1, is_idle=False, without_long=True).batch == [short]
+    return min(spent)
+
+
+def test_many_long_jobs_cost_a_decision_nothing() -> None:
+    assert seconds_of_a_look(2000) < 20 * seconds_of_a_look(5)
