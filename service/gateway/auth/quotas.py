@@ -13,6 +13,7 @@ take the last token, which the next look sees.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import mmap
 import time
@@ -21,12 +22,14 @@ from collections.abc import Callable, Iterable
 from tilewire.service.errors import OverQuota
 from tilewire.service.keys import MAX_KEYS, Key
 
+logger = logging.getLogger(__name__)
+
 # A bucket holds what a second brings: a client that was idle may send that at once.
 BURST_S = 1.0
 # Longest wait that a refusal names.
 MAX_WAIT_S = 86_400.0
 
-# Keys come and go while the service runs; records stay.
+# Keys come and go while the service runs; records stay. Of later keys each gateway counts its own requests alone.
 RECORDS = 4 * MAX_KEYS
 WORDS = 3  # tag, requests, bytes: unsigned, 8 bytes each, so that each is written and read whole
 STRETCH_BYTES = RECORDS * WORDS * 8
@@ -45,10 +48,12 @@ class UsagePage:
         self._index = index
         num_gateways = self._words.nbytes // STRETCH_BYTES
         self._records: list[dict[int, int]] = [{} for _ in range(num_gateways)]
+        # Requests and bytes of keys that came when all records were taken: no other gateway sees them.
+        self._unseen: dict[int, list[int]] = {}
 
     def used(self, tag: int) -> tuple[int, int]:
         """Requests and bytes of a key, over all gateways."""
-        requests = nbytes = 0
+        requests, nbytes = self._unseen.get(tag, (0, 0))
         for gateway in range(len(self._records)):
             record = self._find(gateway, tag)
             if record is not None:
@@ -61,6 +66,11 @@ class UsagePage:
         record = self._find(self._index, tag)
         if record is None:
             record = self._new(tag)
+        if record is None:
+            unseen = self._unseen.setdefault(tag, [0, 0])
+            unseen[0] += requests
+            unseen[1] += nbytes
+            return
         self._words[record + 1] += requests
         self._words[record + 2] += nbytes
 
@@ -72,9 +82,15 @@ class UsagePage:
                 known[found] = self._at(gateway, len(known))
         return known.get(tag)
 
-    def _new(self, tag: int) -> int:
+    def _new(self, tag: int) -> int | None:
         known = self._records[self._index]
-        assert len(known) < RECORDS, "more keys came and went than the usage page has records; restart the service"
+        if len(known) >= RECORDS:
+            if not self._unseen:
+                logger.warning(
+                    "more keys with quotas came and went than are counted over all gateways: each counts new ones alone; "
+                    "restart the service"
+                )
+            return None
         record = known[tag] = self._at(self._index, len(known))
         self._words[record] = tag
         return record

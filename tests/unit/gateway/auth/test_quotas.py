@@ -142,6 +142,21 @@ def test_there_is_room_for_keys_that_come_and_go() -> None:
     assert not admitted(quotas, Key("k7", DIGEST, requests_per_s=1))
 
 
+def test_keys_that_come_behind_all_records_have_their_quota_from_each_gateway(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = gateways(2, Clock())
+    for number in range(RECORDS):
+        assert admitted(one, Key(f"k{number}", DIGEST, requests_per_s=1))
+    for name in ("late", "later"):
+        key = Key(name, DIGEST, requests_per_s=2, bytes_per_s=1000)
+        assert [admitted(one, key) for _ in range(3)] == [True, True, False]
+        assert [admitted(other, key) for _ in range(3)] == [True, True, False]
+    last = Key("last", DIGEST, bytes_per_s=1000)
+    assert admitted(one, last)
+    one.charge(last, 5000)
+    assert not admitted(one, last)
+    assert caplog.text.count("restart the service") == 1
+
+
 # Steps of at most the time between two looks of `Authenticator.keep_current`: gateway, and seconds that pass before.
 STEPS = st.lists(st.tuples(st.integers(0, 2), st.floats(0, 0.25)), min_size=1, max_size=300)
 
