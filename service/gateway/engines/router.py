@@ -125,6 +125,8 @@ class Engines:
             TilewireError: As the engine answered; or `ClientGone`, `DeadlinePassed`, or `Unavailable` for the residents.
         """
         names = self._residents_of(template)
+        # What engines said that read a file at another time than the one whose version is demanded.
+        others: dict[int, Stale] = {}
         for _search in range(MAX_SEARCHES):
             if names and self._directory.has_sharded(names):
                 done = await self._shards.compute(template, offsets, caller)
@@ -132,7 +134,9 @@ class Engines:
                     return done
                 continue
             marks = self._directory.marks_of(names) if names else {}
-            index = self._locator.least_busy(names)
+            index = self._locator.least_busy(names, others)
+            if index is None and others:
+                break
             if index is None:
                 await self._locator.locate(names)
                 continue
@@ -140,20 +144,31 @@ class Engines:
                 self._spread.note(index, names)
             reply = await _run(self._engines[index], template, offsets, caller)
             if isinstance(reply, Done):
-                if reply.stored is not None:
-                    (output,) = template.outputs
-                    reply = await self._store(index, reply, reply.stored, durable=output.durable)
-                if caller.client.is_disconnected:
-                    raise ClientGone("the client left before its answer")
-                return reply
+                return await self._take(index, template, reply, caller)
             if reply.missing:
                 await self._load(template, reply.missing)
                 continue
-            for info in reply.tensors:
-                self._directory.learn(info, marks.get(info.name, info.version), index)
-            if _must_plan_anew(template, reply):
+            self._learn(reply, marks, index)
+            if _is_of_another_file(template, reply):
+                others[index] = reply
+            elif _must_plan_anew(template, reply):
                 return reply
+        if others:
+            return others.popitem()[1]
         raise Unavailable("its resident tensors keep moving while it waits")
+
+    def _learn(self, stale: Stale, marks: Mapping[str, int], index: int) -> None:
+        for info in stale.tensors:
+            self._directory.learn(info, marks.get(info.name, info.version), index)
+
+    async def _take(self, index: int, template: Template, done: Done, caller: Caller) -> Done:
+        """Makes a result resident that an engine keeps; an error where nobody waits for it any more."""
+        if done.stored is not None:
+            (output,) = template.outputs
+            done = await self._store(index, done, done.stored, durable=output.durable)
+        if caller.client.is_disconnected:
+            raise ClientGone("the client left before its answer")
+        return done
 
     async def _load(self, template: Template, names: Iterable[str]) -> None:
         """Has residents loaded from the store.
@@ -497,6 +512,17 @@ async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], cal
         del future
     assert isinstance(reply, Done | Stale), "This is a bug."
     return reply
+
+
+def _is_of_another_file(template: Template, stale: Stale) -> bool:
+    """Whether all that is not as planned are files that other engines may have read at another time."""
+    now = {info.name: info for info in stale.tensors}
+    wrong = [
+        (spec, now[spec.resident])
+        for spec in template.inputs
+        if spec.resident in now and not spec.fits(now[spec.resident])
+    ]
+    return bool(wrong) and all(spec.version is not None and not info.version for spec, info in wrong)
 
 
 def _must_plan_anew(template: Template, stale: Stale) -> bool:

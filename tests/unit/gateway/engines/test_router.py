@@ -78,6 +78,25 @@ def test_jobs_go_to_the_least_busy_engine_that_is_ready() -> None:
     asyncio.run(run())
 
 
+def test_a_version_of_a_file_is_taken_from_the_engine_that_read_it() -> None:
+    """Files have no version but their time, and engines that start later read what is there by then."""
+
+    async def run() -> None:
+        first, second = (msgspec.structs.replace(info(0, engine), created=1.0 + engine) for engine in (0, 1))
+        template, offsets = job_of(W)
+        for wanted, ends in ((second, True), (msgspec.structs.replace(first, created=9.0), False)):
+            scene = Scene(0, 0)
+            pinned = tuple(msgspec.structs.replace(one, version=wanted.tag) for one in template.inputs)
+            job = msgspec.structs.replace(template, inputs=pinned), offsets
+            task = asyncio.ensure_future(scene.router.compute(*job, Caller(Stays(), Held())))
+            await answer(scene.engines[0], Stale(0, (first,)))
+            await answer(scene.engines[1], Done(0, Timings()) if ends else Stale(0, (second,)))
+            assert await task == (Done(0, Timings()) if ends else Stale(0, (second,)))
+            assert [len(engine.jobs) for engine in scene.engines] == [1, 1]
+
+    asyncio.run(run())
+
+
 def test_no_engine_is_503() -> None:
     engines = Engines([ScriptedEngine(0, is_ready=False)])
     assert not engines.is_ready
