@@ -116,8 +116,7 @@ def place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK: tl.const
 def place_tile(
     rows,
     n,
-    extents,
-    divisors,
+    sizes,
     is_narrow,
     a,
     b,
@@ -133,12 +132,14 @@ def place_tile(
     """The tile of this program: places of its elements in both operands and the output.
 
     `a` and `b` are (pointer, strides of the outer dimensions, stride of the last); `out` is the same without a pointer.
-    For "each" in OUT_INNER it has BLOCK_N elements that follow one another, else rows.
+    `sizes` is (extents of the inner two of the outer dimensions, divisors). For "each" in OUT_INNER the tile has BLOCK_N
+    elements that follow one another, else rows.
 
     Returns:
         Both operands as `load_tile` takes them, offsets in the output, offsets along a row, the mask of elements that there
         are, and whether it leaves any out.
     """
+    extents, divisors = sizes
     if OUT_INNER == "each":
         placed = place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_N)
     else:
@@ -270,23 +271,9 @@ def add_kernel(
     a = (a_ptr, (stride_a0, stride_a1, stride_a2), stride_an)
     b = (b_ptr, (stride_b0, stride_b1, stride_b2), stride_bn)
     out = ((stride_o0, stride_o1, stride_o2), stride_on)
-    extents, divisors = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
+    sizes = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
     a, b, to_out, offs_n, mask, is_cut = place_tile(
-        rows,
-        n,
-        extents,
-        divisors,
-        is_narrow,
-        a,
-        b,
-        out,
-        UNIT,
-        A_INNER,
-        B_INNER,
-        OUT_INNER,
-        OUTER_RANK,
-        BLOCK_ROWS,
-        BLOCK_N,
+        rows, n, sizes, is_narrow, a, b, out, UNIT, A_INNER, B_INNER, OUT_INNER, OUTER_RANK, BLOCK_ROWS, BLOCK_N
     )
     if not IS_TYPED or is_cut:
         add_tile(a, b, out_ptr, alpha, to_out, offs_n, mask, out_kind, A_INNER, B_INNER, COMPUTE, IS_TYPED)

@@ -162,23 +162,9 @@ def pointwise_kernel(
     x = (x_ptr, (stride_x0, stride_x1, stride_x2), stride_xn)
     y = (y_ptr, (stride_y0, stride_y1, stride_y2), stride_yn)
     out = ((stride_o0, stride_o1, stride_o2), stride_on)
-    extents, divisors = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
+    sizes = (extent_1, extent_2), (divisor_1, divisor_2, divisor_n)
     x, y, to_out, offs_n, mask, is_cut = place_tile(
-        rows,
-        n,
-        extents,
-        divisors,
-        is_narrow,
-        x,
-        y,
-        out,
-        UNIT,
-        X_INNER,
-        Y_INNER,
-        OUT_INNER,
-        OUTER_RANK,
-        BLOCK_ROWS,
-        BLOCK_N,
+        rows, n, sizes, is_narrow, x, y, out, UNIT, X_INNER, Y_INNER, OUT_INNER, OUTER_RANK, BLOCK_ROWS, BLOCK_N
     )
     if not IS_TYPED or is_cut:
         pointwise_tile(

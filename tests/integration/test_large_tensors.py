@@ -19,8 +19,8 @@ from tests.support.tensor_bodies import TYPES, sparse_npy, to_npy
 NBYTES = 2**28
 QUIET_S = 0.2
 ATTEMPTS = 3
-# Of the time that a PUT of 256 MiB takes, others waited 0.3 to 0.8 in the loop, and up to 0.05 beside it (2 cores). They waited
-# all the time that a GET of half of the arena took while their results counted as its equals.
+# Of the time that a PUT of 256 MiB takes, others waited 0.3 to 0.8 in the loop, and up to 0.05 beside it (2 cores). Beside a
+# GET of half of the arena other requests of the same client waited until its end, as it took all that one client's results had.
 SHARE = 0.15
 
 

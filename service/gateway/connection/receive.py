@@ -157,8 +157,8 @@ class Receiver(asyncio.BufferedProtocol):
         """Takes what has come meanwhile. The end of the connection, and errors, are left for the loop to find."""
         stop = self.received_bytes + TURN_BYTES
         with contextlib.suppress(OSError):
-            while next_ := self._rest[: stop - self.received_bytes]:
-                if not (nbytes := os.readv(fd, (next_,))):
+            while space := self._rest[: stop - self.received_bytes]:
+                if not (nbytes := os.readv(fd, (space,))):
                     break
                 self._rest = self._rest[nbytes:]
                 self.received_bytes += nbytes

@@ -36,16 +36,18 @@ class Locator:
                 return
         raise starting()
 
-    def least_busy(self, names: Collection[str], others: Collection[int] = ()) -> int | None:
+    def least_busy(self, names: Collection[str], excluded: Collection[int] = ()) -> int | None:
         """Returns the index of the engine with the fewest requests of those that may serve all names; None without one.
 
-        None of `others` is asked for.
+        Args:
+            names: Names of residents.
+            excluded: Indices of engines that are not meant.
         """
         best = None
         for index, engine in enumerate(self._engines):
             if engine.welcome is None or (best is not None and engine.outstanding >= self._engines[best].outstanding):
                 continue
-            if index not in others and (not names or all(self._directory.serves(index, name) for name in names)):
+            if index not in excluded and (not names or all(self._directory.serves(index, name) for name in names)):
                 best = index
         return best
 

@@ -36,6 +36,7 @@ from tilewire.service.ipc.messages import (
     DescribeKernels,
     Done,
     GetTensor,
+    InputSpec,
     Kernels,
     ListRegions,
     ListTensors,
@@ -126,7 +127,7 @@ class Engines:
         """
         names = self._residents_of(template)
         # What engines said that read a file at another time than the one whose version is demanded.
-        others: dict[int, Stale] = {}
+        excluded: dict[int, Stale] = {}
         for _search in range(MAX_SEARCHES):
             if names and self._directory.has_sharded(names):
                 done = await self._shards.compute(template, offsets, caller)
@@ -134,8 +135,8 @@ class Engines:
                     return done
                 continue
             marks = self._directory.marks_of(names) if names else {}
-            index = self._locator.least_busy(names, others)
-            if index is None and others:
+            index = self._locator.least_busy(names, excluded)
+            if index is None and excluded:
                 break
             if index is None:
                 await self._locator.locate(names)
@@ -149,12 +150,13 @@ class Engines:
                 await self._load(template, reply.missing)
                 continue
             self._learn(reply, marks, index)
-            if _is_of_another_file(template, reply):
-                others[index] = reply
-            elif _must_plan_anew(template, reply):
+            unfit = _unfit(template, reply)
+            if _are_other_files(unfit):
+                excluded[index] = reply
+            elif unfit or not reply.tensors:
                 return reply
-        if others:
-            return others.popitem()[1]
+        if excluded:
+            return excluded.popitem()[1]
         raise Unavailable("its resident tensors keep moving while it waits")
 
     def _learn(self, stale: Stale, marks: Mapping[str, int], index: int) -> None:
@@ -514,25 +516,16 @@ async def _run(engine: Engine, template: Template, offsets: tuple[int, ...], cal
     return reply
 
 
-def _is_of_another_file(template: Template, stale: Stale) -> bool:
-    """Whether all that is not as planned are files that other engines may have read at another time."""
+def _unfit(template: Template, stale: Stale) -> list[tuple[InputSpec, TensorInfo]]:
+    """Returns the inputs whose residents are not as they were planned; without any, one is only on another engine."""
     now = {info.name: info for info in stale.tensors}
-    wrong = [
-        (spec, now[spec.resident])
-        for spec in template.inputs
-        if spec.resident in now and not spec.fits(now[spec.resident])
-    ]
-    return bool(wrong) and all(spec.version is not None and not info.version for spec, info in wrong)
+    found = [(spec, now[spec.resident]) for spec in template.inputs if spec.resident in now]
+    return [(spec, info) for spec, info in found if not spec.fits(info)]
 
 
-def _must_plan_anew(template: Template, stale: Stale) -> bool:
-    """Whether a resident is not as it was planned; else it is only on another engine."""
-    now = {info.name: info for info in stale.tensors}
-    for spec in template.inputs:
-        info = None if spec.resident is None else now.get(spec.resident)
-        if info is not None and not spec.fits(info):
-            return True
-    return not now
+def _are_other_files(unfit: Sequence[tuple[InputSpec, TensorInfo]]) -> bool:
+    """Whether all of them are files of which other engines may have read the version that is demanded."""
+    return bool(unfit) and all(spec.version is not None and not info.version for spec, info in unfit)
 
 
 def _drop_late(engine: Engine, late: asyncio.Future[Reply]) -> None:
