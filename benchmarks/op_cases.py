@@ -29,7 +29,7 @@ from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.search import configs as search_configs
 from tilewire.kernels.search import op as search_op
 from tilewire.kernels.search.reference import search_reference
-from tilewire.kernels.search.variants import product_variant, rescore_variant
+from tilewire.kernels.search.variants import product_variant, score_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk import op as topk_op
 from tilewire.kernels.topk.op import built, select_variant, topk_reference
@@ -144,7 +144,7 @@ def _search_wanted(target: Target) -> list[Variant]:
         for config in configs:
             grouped = replace(config, group=search_configs.group_for(replace(problem, n=1 << 20), config))
             found += [product_variant(problem, grouped, target)]
-            found += [rescore_variant(problem, grouped, target)]
+            found += [score_variant(problem, grouped, target)]
     listed = _usual("search", target)
     tf32 = [variant for variant in listed if dict(variant.constants).get("PRECISION") in ("tf32", "tf32x3")]
     return [*found, *(variant for variant in listed if variant not in tf32)]

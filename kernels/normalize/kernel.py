@@ -9,11 +9,17 @@ import triton.language as tl
 
 from tilewire.kernels.runtime.pdl import await_previous
 from tilewire.kernels.softmax.groups import exchange, leave
-from tilewire.kernels.softmax.kernel import column_block
+from tilewire.kernels.softmax.kernel import row_offsets
 
 # Kinds, numbered as in `op.KINDS`.
 LAYER = tl.constexpr(0)
 RMS = tl.constexpr(1)
+
+
+@triton.jit
+def mean_of(total, n):
+    """Total / n, rounded once: equal elements are their mean, if their sum is exact."""
+    return tl.div_rn(total, tl.zeros_like(total) + n)
 
 
 @triton.jit
@@ -67,7 +73,7 @@ def normalize_row_kernel(
     x = tl.load(x_ptr + from_x + offs, mask=mask, other=0.0).to(tl.float32)
     mean = tl.zeros((BLOCK_ROWS,), tl.float32)
     if kind == LAYER:
-        mean = tl.sum(x, axis=1) / n
+        mean = mean_of(tl.sum(x, axis=1), n)
     gap = tl.where(mask, x - mean[:, None], 0.0)
     scale = scale_of(tl.sum(gap * gap, axis=1), n, eps, kind)
     out_ptrs = out_ptr + row.to(tl.int64)[:, None] * (stride_oi * UNIT) + offs
@@ -76,7 +82,7 @@ def normalize_row_kernel(
 
 
 @triton.jit
-def normalize_column_kernel(
+def normalize_across_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -98,22 +104,39 @@ def normalize_column_kernel(
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows whose elements lie apart, held side by side: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    """Rows whose elements lie apart, read side by side, two or three times. Grid: (ceil(rows / BLOCK_ROWS),)."""
     await_previous(OVERLAP)
     first = tl.program_id(0) * BLOCK_ROWS
-    offs = tl.arange(0, BLOCK_N)
-    from_x, mask = column_block(first, rows, n, rows_inner, stride_xo, stride_xi, stride_xn, BLOCK_ROWS, BLOCK_N)
-    x = tl.load(x_ptr + from_x, mask=mask, other=0.0).to(tl.float32)
+    lane = tl.arange(0, BLOCK_ROWS)
+    offs_n = tl.arange(0, BLOCK_N)[:, None]
+    from_x = row_offsets(first, lane, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_xn
+    to_out = row_offsets(first, lane, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_on
+    in_rows = (first + lane < rows)[None, :]
+    mean = tl.zeros((1, BLOCK_ROWS), tl.float32)
     if kind == LAYER:
-        x = tl.where(mask, x - (tl.sum(x, axis=0) / n)[None, :], 0.0)
-    x *= scale_of(tl.sum(x * x, axis=0), n, eps, kind)[None, :]
-    # One after the other: both would not fit into registers.
-    if has_weight > 0:
-        x *= tl.load(weight_ptr + offs, mask=offs < n, other=1.0).to(tl.float32)[:, None]
-    if has_bias > 0:
-        x += tl.load(bias_ptr + offs, mask=offs < n, other=0.0).to(tl.float32)[:, None]
-    to_out, mask = column_block(first, rows, n, rows_inner, stride_oo, stride_oi, stride_on, BLOCK_ROWS, BLOCK_N)
-    tl.store(out_ptr + to_out, x.to(out_ptr.dtype.element_ty), mask=mask)
+        total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+        x_ptrs = x_ptr + from_x
+        for start in range(0, n, BLOCK_N):
+            total += tl.load(x_ptrs, mask=in_rows & (start + offs_n < n), other=0.0).to(tl.float32)
+            x_ptrs += stride_xn * BLOCK_N
+        mean = mean_of(tl.sum(total, axis=0, keep_dims=True), n)
+    squares = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+    x_ptrs = x_ptr + from_x
+    for start in range(0, n, BLOCK_N):
+        mask = in_rows & (start + offs_n < n)
+        gap = tl.where(mask, tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32) - mean, 0.0)
+        squares += gap * gap
+        x_ptrs += stride_xn * BLOCK_N
+    scale = scale_of(tl.sum(squares, axis=0, keep_dims=True), n, eps, kind)
+    vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
+    x_ptrs = x_ptr + from_x
+    out_ptrs = out_ptr + to_out
+    for start in range(0, n, BLOCK_N):
+        offs = start + offs_n
+        x = tl.load(x_ptrs, mask=in_rows & (offs < n), other=0.0).to(tl.float32)
+        store_row(out_ptrs, x, mean, scale, vectors, offs, in_rows & (offs < n), offs < n)
+        x_ptrs += stride_xn * BLOCK_N
+        out_ptrs += stride_on * BLOCK_N
 
 
 @triton.jit
@@ -167,7 +190,7 @@ def normalize_group_kernel(
             mask = offs < num
             x = tl.load(row_ptr + first + offs, mask=mask, other=0.0).to(tl.float32)
             if kind == LAYER:
-                mean = tl.sum(x, axis=0) / tl.maximum(num, 1)
+                mean = mean_of(tl.sum(x, axis=0), tl.maximum(num, 1))
             gap = tl.where(mask, x - mean, 0.0)
             square = tl.sum(gap * gap, axis=0)
         else:
@@ -175,7 +198,7 @@ def normalize_group_kernel(
                 total = tl.zeros((BLOCK_N,), tl.float32)
                 for start in range(first, last, BLOCK_N):
                     total += tl.load(row_ptr + start + offs, mask=start + offs < last, other=0.0).to(tl.float32)
-                mean = tl.sum(total, axis=0) / tl.maximum(num, 1)
+                mean = mean_of(tl.sum(total, axis=0), tl.maximum(num, 1))
             squares = tl.zeros((BLOCK_N,), tl.float32)
             for start in range(first, last, BLOCK_N):
                 mask = start + offs < last
@@ -187,7 +210,7 @@ def normalize_group_kernel(
             means, squares_of = exchange(partial_ptr, count_ptr, member, group_size, turn, mean, square, 0.0, MAX_GROUP)
             if kind == LAYER:
                 counts = tl.maximum(tl.minimum(n - tl.arange(0, MAX_GROUP) * span, span), 0).to(tl.float32)
-                mean = tl.sum(means * counts, axis=0) / n
+                mean = mean_of(tl.sum(means * counts, axis=0), n)
                 squares_of += counts * (means - mean) * (means - mean)
             square = tl.sum(squares_of, axis=0)
         scale = scale_of(square, n, eps, kind)

@@ -11,7 +11,7 @@ import torch
 
 from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.normalize.kernel import (
-    normalize_column_kernel,
+    normalize_across_kernel,
     normalize_group_kernel,
     normalize_row_kernel,
 )
@@ -22,7 +22,7 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_al
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, as_rows, check_dtype, check_rows, row_stride, rows_of
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.softmax.columns import block_for, blocks_for, is_column
+from tilewire.kernels.softmax.across import block_for, blocks_for, is_across
 from tilewire.kernels.softmax.groups import can_wait, options_of
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
@@ -55,10 +55,9 @@ class Problem:
     is_contiguous: bool = True
 
     @property
-    def is_column(self) -> bool:
-        """Whether rows are held side by side."""
-        layout = {"is_contiguous": self.is_contiguous, "is_aligned": self.is_aligned}
-        return is_column(self.n, _SHORT_N, is_rare=self.is_rare, **layout)
+    def is_across(self) -> bool:
+        """Whether rows are read side by side."""
+        return is_across(self.n, _SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
 
     @property
     def is_rare(self) -> bool:
@@ -82,7 +81,7 @@ class Config:
         group: Programs of a row.
         programs_per_sm: Programs of groups on each multiprocessor.
         is_held: Whether a program of a group holds its part of a row in registers.
-        is_column: Whether rows are held side by side, their elements at any distance.
+        is_across: Whether rows are read side by side, their elements at any distance.
     """
 
     block_rows: int
@@ -91,15 +90,18 @@ class Config:
     group: int = 1
     programs_per_sm: int = 1
     is_held: bool = False
-    is_column: bool = False
+    is_across: bool = False
 
     def max_programs(self, target: Target) -> int:
         """Programs of groups that run at the same time."""
         return self.programs_per_sm * target.num_sms
 
 
-# Elements up to which rows that are read one by one are held side by side.
+# Elements up to which rows that are read one by one are read side by side.
 _SHORT_N = 16
+# Elements of rows across memory above which threads share each, as if rows were few: for some 40,000 rows of 300 both ways
+# are alike (H200).
+_MANY = 256
 _ROWS = tuple(
     [Config(2048 // block_n, block_n, 4) for block_n in (16, 64, 128, 256, 512, 1024)]
     # 32 elements a thread.
@@ -122,8 +124,9 @@ def choose(problem: Problem, target: Target) -> Config:
 
     They do not depend on the number of rows: a row has the same bits among any others.
     """
-    if problem.is_column:
-        return Config(*block_for(problem.n, target, is_rare=problem.is_rare), is_column=True)
+    if problem.is_across:
+        is_few = problem.n > _MANY
+        return Config(*block_for(problem.n, target, is_contiguous=problem.is_contiguous, is_few=is_few), is_across=True)
     for config in configs_for(problem, target):
         if config.block_rows:
             if config.block_n >= problem.n:
@@ -136,7 +139,7 @@ def choose(problem: Problem, target: Target) -> Config:
 
 
 def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
-    """Blocks of rows that are not held side by side, by rising length of a row; the last ones are those of groups."""
+    """Blocks of rows that are not read side by side, by rising length of a row; the last ones are those of groups."""
     if target.backend == "interpreter":
         return _INTERPRETED
     rows = _FEW_ROWS if problem.is_rare else _ROWS
@@ -153,8 +156,7 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
             problem = Problem(1, 1, dtype, out_dtype, vector_dtype, is_aligned)
             yield from ((problem, config) for config in configs_for(problem, target))
             if not is_aligned:
-                blocks = blocks_for(target, is_rare=problem.is_rare)
-                yield from ((problem, Config(*block, is_column=True)) for block in blocks)
+                yield from ((problem, Config(*block, is_across=True)) for block in blocks_for(target))
 
 
 def variant(problem: Problem, config: Config, target: Target) -> Variant:
@@ -162,9 +164,9 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     types = {"x_ptr": pointer(problem.dtype), "out_ptr": pointer(problem.out_dtype), "eps": "fp64"}
     types |= dict.fromkeys(("weight_ptr", "bias_ptr"), pointer(problem.vector_dtype))
     types |= {"partial_ptr": "*fp32", "count_ptr": "*i32"}
-    if config.is_column:
+    if config.is_across:
         constants = {"BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
-        return binary(normalize_column_kernel, types, constants, config.num_warps, target, ())
+        return binary(normalize_across_kernel, types, constants, config.num_warps, target, ())
     constants = {"UNIT": problem.unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
     aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
     if config.block_rows:
@@ -324,7 +326,7 @@ def _walk(
     if view is not None:
         is_contiguous = all(strides[2] == 1 for strides in view.strides)
         problem = Problem(rows, n, *dtypes, is_contiguous and is_aligned(view, x, out), is_contiguous)
-        if problem.is_column:
+        if problem.is_across:
             return problem, view, True
     steps = [row_stride(tensor) for tensor in (x, out)]
     if None in steps:
@@ -393,6 +395,8 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     if not config.block_rows:
         config = replace(config, group=2 if can_wait(current(device_number(device))) else 1)
         blocks = config.group if config.is_held else config.group + 1
+    # A block of one element is walked twice.
+    blocks += config.block_n == 1
     n = config.block_n * blocks - (0 if problem.is_aligned else 1)
     dtype, out_dtype, vector_dtype = (
         getattr(torch, name) for name in (problem.dtype, problem.out_dtype, problem.vector_dtype)
@@ -400,7 +404,7 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     x = numbers((rows, n), device).to(dtype)
     weight, bias = (numbers((n,), device).add(shift).to(vector_dtype) for shift in (0, 1))
     out = torch.full((rows, n), float("nan"), dtype=out_dtype, device=device)
-    if config.is_column:
+    if config.is_across:
         x, out = (tensor.mT.contiguous().mT for tensor in (x, out))
     prepared = prepare(x, out, "layer", _EPS, weight, bias, 1, config)
     prepared(x, weight, bias, out)

@@ -72,9 +72,11 @@ _PIECES = ((511, Config(16, 64, 4)), (math.inf, Config(4, 256, 4)))
 # Up to so many bytes a multiprocessor, blocks for few threads of a single row (H200, likewise).
 _FEW_BYTES = 18 * 1024
 # The block of four elements a thread, and the length from where on it is for: where a multiprocessor has so few elements
-# that how long one thread takes decides (H200, likewise), and where a higher block has no rows for its threads.
-_FEWEST, _FEWEST_ROWS = 2048, 2
-_FEWEST_N, _FEWEST_PIECES = 96, Config(1, 256, 2)
+# that how long one thread takes decides (H200, likewise).
+_FEWEST, _FEWEST_N, _FEWEST_PIECES = 2048, 96, Config(1, 256, 2)
+# The block of more elements in so few rows that a higher one has none for its threads: 24 million float16 times one that
+# repeats took 116 µs by the block above and 168 by a higher one, now 28 (PyTorch 57; H200).
+_FEW_ROWS, _FEW_ROWS_PIECES = 2, Config(1, 2048, 4)
 
 
 def choose(problem: Problem, target: Target) -> Config:
@@ -83,9 +85,11 @@ def choose(problem: Problem, target: Target) -> Config:
     if specialization.inner in (ALL_ANY, ALL_EACH):
         return choose_loose(problem, specialization, target)
     is_single = specialization.outer_rank == 0
-    is_fewest = problem.rows * problem.n <= _FEWEST * target.num_sms or (not is_single and problem.rows <= _FEWEST_ROWS)
+    is_fewest = problem.rows * problem.n <= _FEWEST * target.num_sms
     if is_fewest and (is_single or problem.n >= _FEWEST_N) and target.backend != "interpreter":
         return _FEWEST_PIECES
+    if not is_single and problem.rows <= _FEW_ROWS and target.backend != "interpreter":
+        return _FEW_ROWS_PIECES
     return next(config for most, config in _blocks(specialization, target) if problem.n <= most)
 
 
@@ -94,7 +98,9 @@ def configs_for(specialization: Specialization, target: Target) -> tuple[Config,
     if specialization.inner in (ALL_ANY, ALL_EACH):
         return loose_configs(specialization, target)
     found = tuple(config for _, config in _blocks(specialization, target))
-    return found if target.backend == "interpreter" else (*found, _FEWEST_PIECES)
+    if target.backend == "interpreter":
+        return found
+    return (*found, _FEWEST_PIECES) if specialization.outer_rank == 0 else (*found, _FEWEST_PIECES, _FEW_ROWS_PIECES)
 
 
 def _blocks(specialization: Specialization, target: Target) -> Sequence[tuple[float, Config]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilewire.kernels.matmul.configs import resolve_precision
-from tilewire.kernels.runtime.kinds import FLOATS, unit_of
+from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import Target
 from tilewire.kernels.topk.configs import WIDTHS, Block, width_of
 
@@ -22,12 +22,18 @@ MAX_QUERY_BLOCKS = 65_535
 _MANY_ITEMS = 1 << 18
 # Scores of more than one in so many items are not computed again.
 _FEW = 4
+# From so many queries on groups of 8 leave less to read again than they have orders more, where items are fewer than so many
+# times the bytes of those that are kept.
+_MANY_QUERIES, _MANY_BYTES = 64, 64
 # Up to so many items, scores, and elements read for them (float32 last), the scores of all items are computed at once.
 _DIRECT_ITEMS, _DIRECT_SCORES, _DIRECT_ELEMENTS = 4096, 1 << 15, (1 << 23, 1 << 25)
 # The same in the interpreter, where tests search few items.
 _INTERPRETED_DIRECT_ITEMS = 40
 # Up to so many items, and elements of all of them, all scores are computed at once for any number of queries.
 _FEW_ITEMS, _FEW_ELEMENTS = 64, 1 << 13
+# Likewise of up to so many items for each that is kept: scores of scattered groups take longer than those of tiles. For 64
+# queries among 8,192 items of 256 float16, of which 1,000 are kept, 107 µs and 53 (H200). Twice as many where items are short.
+_KEPT_ITEMS, _SHORT_K, _MOST_ITEMS = 16, 128, 8192
 # Blocks that hold the items of a query whose scores are computed again. Those of several queries rank them whole.
 FINISH = (
     *(Block(32, 1, 8), Block(64, 1, 4), Block(256, 1, 1, 64)),
@@ -71,11 +77,28 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Config:
-    """Blocks and compiler options of the product.
+class Score:
+    """Blocks of the launch that computes the scores of groups of items.
 
     Attributes:
-        kernel: `tma`, `pointer`, or `none`: no groups are selected, and all scores are computed as those of the best are.
+        queries: Queries of a program.
+        groups: Groups of a program.
+        block_k: Elements summed at a time.
+        num_warps: Warps of a program.
+    """
+
+    queries: int
+    groups: int
+    block_k: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """Blocks and compiler options of the product, and blocks of the scores.
+
+    Attributes:
+        kernel: `tma`, `pointer`, or `none`: no groups are selected, and the scores of all are computed.
         block_m: Queries of a tile.
         block_n: Items of a tile.
         block_k: Elements summed at a time.
@@ -85,6 +108,7 @@ class Config:
         is_whole: Whether queries are held: K ≤ block_k.
         programs_per_sm: Programs on each multiprocessor, for `tma`.
         group: Items that leave one order.
+        score: Blocks of the scores.
     """
 
     kernel: str
@@ -97,10 +121,19 @@ class Config:
     is_whole: bool = False
     programs_per_sm: int = 1
     group: int = 32
+    score: Score = Score(1, 1, 128, 4)
 
 
-# For few items. Its kernels are those of any search, without the product and the selection.
-DIRECT = Config("none", 1, 8, 0, 0, 0, group=8)
+# By the items of a group: groups of 8 are those of few items, often for many queries, and programs with few registers are
+# many at once.
+_SCORES = {8: Score(1, 1, 128, 1), 32: Score(1, 1, 128, 4), 128: Score(1, 1, 128, 8)}
+# Blocks for so many groups of 8, over all queries, of so short items, that how many programs there are decides: 200,000
+# queries among 1,000 items of 64 bfloat16, of which 10 are kept, took 3.50 ms with a program for each group, and 1.85 (of
+# nine, the best for most of 21 searches; H200).
+_MANY_GROUPS, _SHORT_ITEM, _MANY_SCORES = 1 << 13, 512, Score(1, 4, 32, 1)
+# The scores of all items: few by the kernel of any search, and more by tiles (of nine, within 6 % of the best; H200).
+DIRECT = Config("none", 1, 8, 128, 1, 1, group=8, score=_SCORES[8])
+DIRECT_TILE = Config("none", 8, 16, 32, 2, 1, group=16, score=Score(8, 1, 32, 2))
 _WHOLE = (
     Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
     Config("tma", 64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
@@ -117,14 +150,15 @@ _FLOAT32 = (
     Config("tma", 32, 128, 64, 4, 3, is_swapped=True, programs_per_sm=2),
     Config("tma", 64, 128, 32, 4, 3, programs_per_sm=2),
 )
-_POINTER = (
-    Config("pointer", 16, 128, 64, 4, 3, is_swapped=True),
-    Config("pointer", 64, 128, 64, 4, 3),
-)
+# Where there are no descriptors.
 _SMALL = (
     Config("pointer", 16, 64, 64, 4, 2, is_swapped=True),
     Config("pointer", 64, 64, 64, 4, 2),
     Config("pointer", 128, 128, 32, 8, 2),
+)
+_SMALL_FLOAT32 = (
+    Config("pointer", 16, 64, 32, 4, 2, is_swapped=True),
+    Config("pointer", 64, 64, 32, 8, 2),
 )
 _INTERPRETED = (
     Config("tma", 16, 32, 32, 4, 1, is_swapped=True, is_whole=True, group=8),
@@ -134,21 +168,25 @@ _INTERPRETED = (
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`, or `DIRECT`."""
+    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`; `tma` for any kind that is aligned."""
     if _is_direct(problem, target):
-        return DIRECT
+        return DIRECT if problem.m * problem.n <= _DIRECT_SCORES else DIRECT_TILE
     fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
     fitting = [config for config in fitting if config.is_whole] or fitting
     number = next((number for number, config in enumerate(fitting) if config.block_m >= problem.m), len(fitting) - 1)
     # Few items: smaller tiles occupy more of the device.
     while number > 0 and _num_tiles(problem, fitting[number]) < target.num_sms:
         number -= 1
-    return replace(fitting[number], group=group_for(problem, fitting[number]))
+    group = group_for(problem, fitting[number])
+    return replace(fitting[number], group=group, score=score_for(problem, group))
 
 
 def _is_direct(problem: Problem, target: Target) -> bool:
     most = _INTERPRETED_DIRECT_ITEMS if target.backend == "interpreter" else _DIRECT_ITEMS
     if problem.n <= _FEW_ITEMS and problem.n * problem.k <= _FEW_ELEMENTS and target.backend != "interpreter":
+        return True
+    a_kept = _KEPT_ITEMS * (2 if problem.k <= _SHORT_K else 1)
+    if problem.n <= min(a_kept * problem.best, _MOST_ITEMS):
         return True
     scores = problem.m * problem.n
     most_elements = _DIRECT_ELEMENTS[problem.dtype == "float32"]
@@ -172,8 +210,16 @@ def group_for(problem: Problem, config: Config) -> int:
     """Items that leave one order: many save memory for orders, few save scores that are computed again."""
     if config.group < 32 or problem.width > 64 or _FEW * 32 * problem.best > problem.n:
         return 8
+    if problem.m >= _MANY_QUERIES and problem.n < _MANY_BYTES * problem.best * problem.k * ITEM_BYTES[problem.dtype]:
+        return 8
     # Long rows are cheaper to compare than to read again; so are many.
     return 128 if problem.width == 16 and config.is_whole and problem.n > _MANY_ITEMS else 32
+
+
+def score_for(problem: Problem, group: int) -> Score:
+    """Blocks of the scores of the best groups."""
+    is_many = problem.m * problem.best >= _MANY_GROUPS and problem.best >= _MANY_SCORES.groups
+    return _MANY_SCORES if group == 8 and is_many and problem.k <= _SHORT_ITEM else _SCORES[group]
 
 
 def invariant(problem: Problem) -> Problem:
@@ -185,28 +231,30 @@ def configs_for(problem: Problem, target: Target) -> tuple[Config, ...]:
     """Blocks for the dtype and alignment of `problem`, by rising number of queries, those with whole K first."""
     if target.backend == "interpreter":
         return _INTERPRETED[:2] if problem.is_aligned else _INTERPRETED[2:]
-    if not target.has_tma or not problem.is_aligned:
-        return _pointers(problem, target)
+    if not target.has_tma:
+        return _SMALL_FLOAT32 if problem.dtype == "float32" else _SMALL
     if problem.dtype == "float32":
         return _FLOAT32
     return _LOOP if problem.dtype == "int8" else (*_WHOLE, *_LOOP)
 
 
-def _pointers(problem: Problem, target: Target) -> tuple[Config, ...]:
-    base = _POINTER if target.has_tma else _SMALL
-    if problem.dtype == "float32":
-        base = base[:2]
-        return tuple(
-            replace(config, block_k=32, block_n=64, num_warps=4 if config.is_swapped else 8) for config in base
-        )
-    return base
-
-
 def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and configuration that `choose` can return on `target`."""
-    flags = (True, False)
-    for dtype, is_aligned, is_plain, width in itertools.product(DTYPES, flags, flags, WIDTHS):
-        for precision in PRECISIONS if dtype == "float32" and target.backend != "interpreter" else ("ieee",):
-            problem = Problem(1, 1, 64, width, dtype, precision, is_aligned, is_plain)
-            for config, n in itertools.product(configs_for(problem, target), (1, _MANY_ITEMS, _MANY_ITEMS + 1)):
-                yield problem, replace(config, group=group_for(replace(problem, n=n), config))
+    for dtype, is_aligned in itertools.product(DTYPES, (True, False)):
+        problem = Problem(1, 1, 64, 1, dtype, is_aligned=is_aligned)
+        yield from ((problem, config) for config in (DIRECT, DIRECT_TILE))
+        # Rows are copied to where a descriptor reads them; the interpreter also tests the kernels of devices without any.
+        if is_aligned or not target.has_tma or target.backend == "interpreter":
+            yield from _members(problem, target)
+
+
+def _members(problem: Problem, target: Target) -> Iterator[tuple[Problem, Config]]:
+    has_precisions = problem.dtype == "float32" and target.backend != "interpreter"
+    for precision, width, is_plain in itertools.product(PRECISIONS, WIDTHS, (True, False)):
+        if precision != PRECISIONS[0] and not has_precisions:
+            continue
+        kind = replace(problem, precision=precision, best=width, is_plain=is_plain)
+        for config, n in itertools.product(configs_for(kind, target), (1, _MANY_ITEMS, _MANY_ITEMS + 1)):
+            group = group_for(replace(kind, n=n), config)
+            for m in (1, _MANY_GROUPS):
+                yield kind, replace(config, group=group, score=score_for(replace(kind, m=m), group))

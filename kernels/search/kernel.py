@@ -2,8 +2,9 @@
 
 Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similarities of which the greatest is best. They are never
 stored. Each tile leaves the best order of every group of GROUP neighbouring items. The k best groups of each query are
-selected (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. Of few items all are.
-`topk/kernel.py` describes orders and keys, and why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
+selected (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. Where items are few, or most of
+them would be selected, all are. `topk/kernel.py` describes orders and keys, and why this is exact. 2·M·N·K flops; N·K·input
+size bytes at least.
 
 Products and norms for `l2` lose what all items have in common, which may be most of their digits. So float32 queries and
 items count from a centre, one of the items, while groups are selected.
@@ -262,13 +263,14 @@ def search_pointer_kernel(
 
 
 @triton.jit
-def search_rescore_kernel(
+def search_score_kernel(
     a_ptr,
     b_ptr,
     norms_ptr,
     bias_ptr,
     groups_ptr,
     keys_ptr,
+    m,
     n,
     k,
     kept,
@@ -278,45 +280,59 @@ def search_rescore_kernel(
     metric,
     has_bias,
     UNIT: tl.constexpr,
+    QUERIES: tl.constexpr,
+    GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Keys of the scores of the items in the best groups of queries. Grid: (queries × `kept`,).
+    """Keys of the scores of the items in groups. Grid: (ceil(`m` / QUERIES) × ceil(`kept` / GROUPS),).
 
-    `groups_ptr` is (queries, `kept`) keys, unless not `is_selected`: then the `kept` groups are all that there are.
-    `keys_ptr` is (queries, `kept` · GROUP). Strides come in UNITs, and so are rows read.
+    `groups_ptr` is (`m`, `kept`) keys of the best groups of one query each, unless not `is_selected`: then the `kept` groups
+    are all that there are. `keys_ptr` is (`m`, `kept` · GROUP). Strides come in UNITs, and so are rows read.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
     TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
     whole = tl.cdiv(k, UNIT) * UNIT
-    pair = tl.program_id(0).to(tl.int64)
-    query = pair // kept
-    group = tl.load(groups_ptr + pair, mask=is_selected > 0, other=NONE)
-    number = tl.where(is_selected > 0, index_of(group), pair % kept)
-    item = number * GROUP + tl.arange(0, GROUP)
-    is_there = ((group != NONE) | (is_selected == 0)) & (item < n)
-    offs_k = tl.arange(0, BLOCK_K)
-    a_ptrs = a_ptr + query * (stride_a * UNIT) + offs_k
-    b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[:, None] + offs_k[None, :]
-    total = tl.zeros((GROUP, BLOCK_K), TYPE)
-    squares = tl.zeros((BLOCK_K,), tl.float32)
+    blocks = tl.cdiv(kept, GROUPS)
+    query = (tl.program_id(0) // blocks).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
+    place = tl.program_id(0) % blocks * (GROUPS * GROUP) + tl.arange(0, GROUPS * GROUP)
+    number = (place // GROUP).to(tl.int64)
+    is_there = number < kept
+    if QUERIES == 1:
+        in_groups = is_there & (is_selected > 0)
+        group = tl.load(
+            groups_ptr + tl.program_id(0).to(tl.int64) // blocks * kept + number, mask=in_groups, other=NONE
+        )
+        number = tl.where(in_groups, index_of(group), number)
+        is_there &= (group != NONE) | (is_selected == 0)
+    item = number * GROUP + place % GROUP
+    is_there &= item < n
+    offs_k = tl.arange(0, BLOCK_K)[None, None, :]
+    a_ptrs = a_ptr + (tl.minimum(query, m - 1) * (stride_a * UNIT))[:, None, None] + offs_k
+    b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[None, :, None] + offs_k
+    total = tl.zeros((QUERIES, GROUPS * GROUP, BLOCK_K), TYPE)
+    squares = tl.zeros((QUERIES, 1, BLOCK_K), tl.float32)
     for start in range(0, k, BLOCK_K):
         in_words, in_k = offs_k < whole - start, offs_k < k - start
-        a = tl.where(in_k, tl.load(a_ptrs + start, mask=in_words, other=0), 0).to(TYPE)
-        b = tl.load(b_ptrs + start, mask=is_there[:, None] & in_words[None, :], other=0).to(TYPE)
-        gap = b - a[None, :]
         # What lies behind a row may be NaN.
-        total += tl.where(in_k[None, :], tl.where(metric == L2, gap * gap, b * a[None, :]), 0)
-        squares += a.to(tl.float32) * a.to(tl.float32)
-    score = tl.sum(total, axis=1).to(tl.float32)
-    norm = tl.load(norms_ptr + item, mask=is_there & (metric == COSINE), other=1.0)
-    score *= norm * tl.where(metric == COSINE, inverse_norm(tl.sum(squares, axis=0)), 1.0)
-    score += tl.load(bias_ptr + item, mask=is_there & (has_bias > 0), other=0.0)
+        a = tl.where(in_k, tl.load(a_ptrs + start, mask=in_words, other=0), 0).to(TYPE)
+        b = tl.where(in_k, tl.load(b_ptrs + start, mask=in_words, other=0), 0).to(TYPE)
+        if metric == L2:
+            total += (b - a) * (b - a)
+        else:
+            total += b * a
+        if metric == COSINE:
+            squares += a.to(tl.float32) * a.to(tl.float32)
+    score = tl.sum(total, axis=2).to(tl.float32)
+    norm = tl.load(norms_ptr + item, mask=is_there & (metric == COSINE), other=1.0)[None, :]
+    score *= norm * tl.where(metric == COSINE, inverse_norm(tl.sum(squares, axis=2)), 1.0)
+    score += tl.load(bias_ptr + item, mask=is_there & (has_bias > 0), other=0.0)[None, :]
     flip = tl.where(metric == L2, -1, 0)
-    key = tl.where(is_there, to_key(to_order(score, flip, flip ^ LOWEST), item), NONE)
-    tl.store(keys_ptr + pair * GROUP + tl.arange(0, GROUP), key)
+    key = tl.where(is_there[None, :], to_key(to_order(score, flip, flip ^ LOWEST), item[None, :]), NONE)
+    mask = (query < m)[:, None] & (place < kept * GROUP)[None, :]
+    tl.store(keys_ptr + (query * kept * GROUP)[:, None] + place[None, :], key, mask=mask)
 
 
 @triton.jit

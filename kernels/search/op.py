@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from tilewire.kernels.search.variants import (
     finish_variant,
     norms_variant,
     product_variant,
-    rescore_variant,
+    score_variant,
 )
 from tilewire.kernels.topk.configs import MAX_K, block_for, num_kept, select_blocks
 from tilewire.kernels.topk.op import select_steps
@@ -228,16 +229,18 @@ def prepare(
     key = (shapes, a.dtype, are_aligned((a, b)), options, a.device)
 
     def make() -> Detour:
-        queries, items = _rows(a), _rows(b)
-        m, k = queries.shape
-        unit = 16 // a.element_size()
-        steps = (queries.stride(0), items.stride(0))
-        is_aligned = are_aligned((queries, items)) and all(step % unit == 0 for step in steps)
-        is_plain = metric == "dot" and bias is None
-        n = b.shape[0]
-        problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned and k > 0, is_plain)
         target = current(a.get_device())
+        queries, items = _rows(a), _rows(b)
+        m, k, n = queries.shape[0], a.shape[-1], items.shape[0]
+        is_aligned = _is_aligned(queries) and _is_aligned(items)
+        is_plain = metric == "dot" and bias is None
+        problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned, is_plain)
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
+        rows_of = functools.partial(_rows, is_padded=chosen.kernel == "tma")
+        if chosen.kernel == "tma":
+            # Products that read rows at any distance take several times as long.
+            queries, items = rows_of(a), rows_of(b)
+            problem = replace(problem, is_aligned=True)
         groups = -(-n // chosen.group)
         a_query = max(groups, _num_kept(chosen, best, groups) * chosen.group)
         most_blocks = min(MAX_QUERY_BLOCKS, max_orders // a_query // chosen.block_m)
@@ -246,13 +249,14 @@ def prepare(
         for first in range(0, m, most):
             rows = slice(first, min(m, first + most))
             pipelines[first, rows.stop] = _pipeline(queries[rows], items, problem, metric, chosen, bias is not None)
-        return Detour(functools.partial(_launch, pipelines), *pipelines.values())
+        return Detour(functools.partial(_launch, pipelines, rows_of), *pipelines.values())
 
     return _launches.get(key, make)
 
 
 def _launch(
     pipelines: Mapping[tuple[int, int], Pipeline],
+    rows_of: Callable[[torch.Tensor], torch.Tensor],
     a: torch.Tensor,
     b: torch.Tensor,
     norms: torch.Tensor | None,
@@ -261,7 +265,7 @@ def _launch(
     indices: torch.Tensor,
 ) -> None:
     """Launches each cut (first query, end) of the queries."""
-    a, b = _rows(a), _rows(b)
+    a, b = rows_of(a), rows_of(b)
     bias = bias if bias is None else bias.float().contiguous()
     if len(pipelines) == 1:
         next(iter(pipelines.values()))(a, b, norms, bias, values, indices)
@@ -276,7 +280,7 @@ def _pipeline(
     a: torch.Tensor, b: torch.Tensor, problem: Problem, metric: str, config: Config, has_bias: bool
 ) -> Pipeline:
     target = current(a.get_device())
-    (m, k), n, best = a.shape, b.shape[0], problem.best
+    m, n, k, best = a.shape[0], problem.n, problem.k, problem.best
     unit = problem.unit
     sizes = {
         "m": m,
@@ -297,7 +301,8 @@ def _pipeline(
     num_keys = kept * config.group
     parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
     of_groups = {"k": k, "kept": kept, "is_selected": int(config.kernel != "none")}
-    launch = Launch(rescore_variant(problem, config, target), (m * kept,), sizes | of_groups, a.device)
+    blocks = -(-m // config.score.queries) * -(-kept // config.score.groups)
+    launch = Launch(score_variant(problem, config, target), (blocks,), sizes | of_groups, a.device)
     steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
     last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
     block = block_for(num_keys, FINISH)
@@ -321,7 +326,7 @@ def _selection(
     target: Target,
 ) -> tuple[list[Step], dict[str, Part]]:
     """The launches that select the best groups of each query, which the last one leaves in its last operand."""
-    (m, k), n = a.shape, b.shape[0]
+    m, n, k = a.shape[0], problem.n, problem.k
     steps: list[Step] = []
     parts: dict[str, Part] = {}
     queries, factors, stride = "a", "norms", a.stride(0)
@@ -329,13 +334,13 @@ def _selection(
         factors = "factors0"
         parts[factors] = Part(torch.float32, (m,))
         steps.append(Step(norms_launch(a, "norm"), ("a", factors)))
-    if _is_centred(b, metric):
+    if k > 0 and _is_centred(b, metric):
         queries, stride = "centred", -(-k // 4) * 4
         parts[queries] = Part(torch.float32, (m, stride))
         centre = {"n": n, "k": k, "stride_a": a.stride(0), "stride_out": stride}
         launch = Launch(centre_variant(target), (m * max(1, -(-k // CENTRE_K)),), centre, a.device)
         steps.append(Step(launch, ("a", "norms", queries)))
-    product = _product((m, k), stride, b, problem, config, sizes | {"stride_a": stride // problem.unit}, target)
+    product = _product(m, stride, b, problem, config, sizes | {"stride_a": stride // problem.unit}, target)
     steps.append(Step(product, (queries, "b", "norms", factors, "bias", "orders")))
     blocks = select_blocks(problem.best, target)
     selecting, select_parts = select_steps(m, sizes["groups"], problem.best, blocks, a.device)
@@ -343,7 +348,7 @@ def _selection(
 
 
 def _product(
-    queries: tuple[int, int],
+    m: int,
     stride: int,
     b: torch.Tensor,
     problem: Problem,
@@ -351,24 +356,36 @@ def _product(
     sizes: dict[str, int],
     target: Target,
 ) -> Launch:
-    (m, k), n = queries, b.shape[0]
+    n, k = problem.n, problem.k
     variant = product_variant(problem, config, target)
     blocks = (-(-n // config.block_n), -(-m // config.block_m))
     values: dict[str, Any] = sizes | {"k": k}
     if config.kernel == "tma":
-        values["a_desc"] = Descriptor((m, k), (stride, 1), (config.block_m, config.block_k))
-        values["b_desc"] = Descriptor((n, k), (b.stride(0), 1), (config.block_n, config.block_k))
+        width = max(1, k)
+        values["a_desc"] = Descriptor((m, width), (stride, 1), (config.block_m, config.block_k))
+        values["b_desc"] = Descriptor((n, width), (b.stride(0), 1), (config.block_n, config.block_k))
         programs = max(1, target.num_sms * config.programs_per_sm // blocks[1])
         blocks = (min(blocks[0], programs), blocks[1])
     return Launch(variant, blocks, values, b.device)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """`x` (…, K) as (rows, K), rows of neighbours at one distance."""
-    if x.dim() == 2 and x.stride(1) == 1:
-        return x
+def _rows(x: torch.Tensor, *, is_padded: bool = False) -> torch.Tensor:
+    """`x` (…, K) as (rows, K), rows of neighbours at one distance; `is_padded`: at multiples of 16 bytes, K > 0."""
+    rows, k = math.prod(x.shape[:-1]), x.shape[-1]
     stride = row_stride(x)
-    rows = math.prod(x.shape[:-1])
-    if stride is None or x.numel() == 0:
-        return x.reshape(rows, x.shape[-1]).contiguous()
-    return x.as_strided((rows, x.shape[-1]), (stride, 1))
+    if x.dim() == 2 and x.stride(1) == 1:
+        found = x
+    elif stride is None or x.numel() == 0:
+        found = x.reshape(rows, k).contiguous()
+    else:
+        found = x.as_strided((rows, k), (stride, 1))
+    if not is_padded or (0 < k <= found.stride(0) and _is_aligned(found)):
+        return found
+    unit = 16 // x.element_size()
+    # Without elements a row has zeros, which count for nothing.
+    return torch.nn.functional.pad(found, (0, unit if k == 0 else -k % unit))[:, : k or unit]
+
+
+def _is_aligned(rows: torch.Tensor) -> bool:
+    """Whether each of `rows` begins at a multiple of 16 bytes."""
+    return are_aligned((rows,)) and rows.stride(0) % (16 // rows.element_size()) == 0

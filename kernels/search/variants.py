@@ -15,7 +15,7 @@ from tilewire.kernels.search.kernel import (
     search_finish_kernel,
     search_norms_kernel,
     search_pointer_kernel,
-    search_rescore_kernel,
+    search_score_kernel,
     search_tma_kernel,
 )
 from tilewire.kernels.topk.configs import Block
@@ -24,15 +24,13 @@ from tilewire.kernels.topk.op import constants_of
 NORM_ROWS, _NORM_K = 16, 128
 # Elements of a query that one program counts from the centre.
 CENTRE_K = 1024
-# Warps of a program that computes the scores of a group's items again. Groups of 8 are those of few items, often for many
-# queries, and programs with few registers are many at once.
-_RESCORE_WARPS = {8: 1, 32: 4, 128: 8}
 
 
 def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
     """Yields the binaries that `problem` is searched with, but for norms, those that select, and the last."""
-    yield product_variant(problem, config, target)
-    yield rescore_variant(problem, config, target)
+    if config.kernel != "none":
+        yield product_variant(problem, config, target)
+    yield score_variant(problem, config, target)
 
 
 def norms_variant(dtype: str, target: Target) -> Variant:
@@ -75,16 +73,19 @@ def product_variant(problem: Problem, config: Config, target: Target) -> Variant
     return binary(search_pointer_kernel, types, constants, config.num_warps, target, **options)
 
 
-def rescore_variant(problem: Problem, config: Config, target: Target) -> Variant:
-    """The binary that computes scores again."""
+def score_variant(problem: Problem, config: Config, target: Target) -> Variant:
+    """The binary that computes the scores of groups of items."""
     item = pointer(problem.dtype)
     types = {"a_ptr": item, "b_ptr": item, "norms_ptr": "*fp32", "bias_ptr": "*fp32", "groups_ptr": "*i64"}
+    score = config.score
     constants = {
         "UNIT": problem.unit,
+        "QUERIES": score.queries,
+        "GROUPS": score.groups,
         "GROUP": config.group,
-        "BLOCK_K": 32 if target.backend == "interpreter" else 128,
+        "BLOCK_K": 32 if target.backend == "interpreter" else score.block_k,
     }
-    return binary(search_rescore_kernel, types, constants, _RESCORE_WARPS[config.group], target)
+    return binary(search_score_kernel, types, constants, score.num_warps, target)
 
 
 def finish_variant(block: Block, target: Target) -> Variant:

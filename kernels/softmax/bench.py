@@ -105,7 +105,7 @@ _SHORTEST_TAIL = 16
 def space(shape: SoftmaxShape, target: Target) -> Iterator[Config]:
     """Returns the configurations worth measuring for a shape."""
     problem = shape.problem
-    if problem.is_column or not problem.is_contiguous:
+    if problem.is_across or not problem.is_contiguous:
         return
     if problem.n <= LONGEST_ROW:
         whole = power_of_two(problem.n)
@@ -154,7 +154,7 @@ TUNING = Tuning(
     space=space,
     model=MODEL,
     amounts=lambda shape, config, _occupancy, target: amounts_of(shape.problem, config, target),
-    key=lambda shape: "" if shape.problem.is_column or not shape.problem.is_contiguous else key_of(shape.problem),
+    key=lambda shape: "" if shape.problem.is_across or not shape.problem.is_contiguous else key_of(shape.problem),
     entry_of=lambda config: replace(config, splits=1),
     is_common=lambda shape, _target: shape.dtype == shape.stored_dtype,
     sizes=lambda _key: (0, 30, 0.0012),

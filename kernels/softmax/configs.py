@@ -2,7 +2,7 @@
 
 Short rows share a program, middling ones are held whole in registers, long ones are held by a group of programs or read
 twice. When rows are too few to occupy the device each is split over programs. The least predicted time is chosen. Rows that
-lie across memory, and the shortest ones, have blocks by their length.
+lie across memory, and the shortest ones, have blocks by their length and number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import INTERPRETER, Target
 from tilewire.kernels.selection.cost_model import Amounts, Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for, table_name
-from tilewire.kernels.softmax.columns import block_for, blocks_for, is_column
+from tilewire.kernels.softmax.across import COPIED_N, block_for, blocks_for, is_across
 
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
@@ -61,25 +61,14 @@ class Problem:
     log: bool = False
 
     @property
-    def is_column(self) -> bool:
-        """Whether `column` computes it."""
-        layout = {"is_contiguous": self.is_contiguous, "is_aligned": self.is_aligned}
-        return is_column(self.n, SHORT_N, is_rare=self.is_rare, **layout)
-
-    @property
     def is_rare(self) -> bool:
         """Whether the pair of types has fewer binaries."""
         return self.dtype != self.out_dtype
 
     @property
     def is_across(self) -> bool:
-        """Whether `across` computes it."""
-        return not self.is_contiguous and not self.is_column and self.n < COPIED_N
-
-    @property
-    def is_side_by_side(self) -> bool:
-        """Whether a program has rows side by side: the length alone then decides how."""
-        return self.is_column or self.is_across
+        """Whether `across` computes it: a program has rows side by side."""
+        return is_across(self.n, SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
 
     @property
     def is_copied(self) -> bool:
@@ -93,8 +82,7 @@ class Config:
 
     Attributes:
         kernel: `row` (whole rows in registers), `loop` (a row read twice), `cooperative` (a row in the registers of several
-            programs), `split` (a row over several programs, read twice) or `column` (whole rows side by side in registers), or
-            `across` (rows side by side, read twice).
+            programs), `split` (a row over several programs, read twice) or `across` (rows side by side, read twice).
         block_rows: Rows of one program.
         block_n: Elements of a row held at a time.
         num_warps: Warps of one program.
@@ -119,12 +107,11 @@ class Config:
 
 LOOP = Config("loop", 1, 4096, 8)
 SPLIT = Config("split", 1, 4096, 8)
-ACROSS, INTERPRETED_ACROSS = Config("across", 32, 32, 4), Config("across", 16, 16, 4)
-# Rows that lie across memory are copied first from this length on. One program reads 32 of them side by side to the end: 1024
-# elements took 92 µs for 64 rows, and 54 with the copies, which wait for the host; 65,536 elements 4,754 and 80 (H200).
-COPIED_N = 1024
 # Elements up to which rows that are read one by one take the blocks of rows across memory.
 SHORT_N = 4
+# Up to so many rows a multiprocessor of those across memory are few: programs that share each are faster for up to some 8,000
+# rows (H200).
+_FEW_ROWS = 64
 # Elements of the narrowest rows.
 _NARROWEST = 4
 # Rarer pairs of types have one configuration for each length from this on.
@@ -154,7 +141,7 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
         yield from _interpreted_members()
         return
     for dtype, out_dtype in itertools.product(FLOATS, FLOATS):
-        yield from _column_members(dtype, out_dtype, target)
+        yield from _across_members(dtype, out_dtype, target)
         for is_aligned in (True, False):
             problem = Problem(1, 1, dtype, out_dtype, is_aligned=is_aligned)
             for tile in tiles_for(problem, target):
@@ -165,22 +152,17 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
                     yield problem, tile.config
 
 
-def _column_members(dtype: str, out_dtype: str, target: Target) -> Iterator[tuple[Problem, Config]]:
+def _across_members(dtype: str, out_dtype: str, target: Target) -> Iterator[tuple[Problem, Config]]:
     """The members for rows that lie across memory."""
     problem = Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False)
-    yield from ((problem, Config("column", *block)) for block in blocks_for(target, is_rare=problem.is_rare))
-    yield replace(problem, n=COPIED_N - 1), _across(target)
+    yield from ((problem, Config("across", *block)) for block in blocks_for(target))
 
 
-def _across(target: Target) -> Config:
-    return INTERPRETED_ACROSS if target.backend == "interpreter" else ACROSS
-
-
-def _column_config(problem: Problem, target: Target) -> Config:
-    """The one configuration where the length of a row alone decides: `column` or `across`."""
-    if problem.is_across:
-        return _across(target)
-    return Config("column", *block_for(problem.n, target, is_rare=problem.is_rare))
+def _across_config(problem: Problem, target: Target) -> Config:
+    """The one configuration of rows side by side."""
+    is_few = problem.rows <= _FEW_ROWS * target.num_sms
+    block = block_for(problem.n, target, is_contiguous=problem.is_contiguous, is_few=is_few)
+    return Config("across", *block)
 
 
 def tiles_for(problem: Problem, target: Target) -> Iterator[Tile]:
@@ -214,13 +196,13 @@ def _interpreted_members() -> Iterator[tuple[Problem, Config]]:
             if n >= unit_of(dtype, is_aligned=is_aligned):
                 yield problem, choose_interpreted(replace(problem, rows=rows, n=n))
         if not is_aligned:
-            yield from _column_members(dtype, out_dtype, INTERPRETER)
+            yield from _across_members(dtype, out_dtype, INTERPRETER)
 
 
 def choose_interpreted(problem: Problem) -> Config:
     """Small blocks, which reach every tail and loop of the kernels at sizes that an interpreter can do."""
-    if problem.is_side_by_side:
-        return _column_config(problem, INTERPRETER)
+    if problem.is_across:
+        return _across_config(problem, INTERPRETER)
     if problem.n <= 64:
         if problem.n > 32 and problem.n <= 48:
             return Config("row", 2, 32, 4, tail_n=16)
@@ -247,8 +229,8 @@ def select(problem: Problem, target: Target) -> Config:
     """
     if target.backend == "interpreter":
         return choose_interpreted(problem)
-    if problem.is_side_by_side:
-        return _column_config(problem, target)
+    if problem.is_across:
+        return _across_config(problem, target)
 
     def predicted_us(found: tuple[Config, Tile]) -> float:
         return MODEL.us(found[1].costs, amounts_of(problem, found[0], target))
@@ -268,10 +250,8 @@ def explain(problem: Problem, target: Target) -> str:
     )
     head = f"{problem.dtype} {problem.rows}x{problem.n} by table {table_name(target)}: {words}"
     if problem.is_across:
-        return f"{head}, for rows that lie across memory"
-    if problem.is_column:
-        which = "that lie across memory" if not problem.is_contiguous else "that are read one by one"
-        return f"{head}, for rows of up to {chosen.block_n} elements {which}"
+        which = "short rows that are read one by one" if problem.is_contiguous else "rows that lie across memory"
+        return f"{head}, for {which}"
     tile = dict(_possible(problem, target)).get(chosen)
     if tile is None:
         return f"{head}, for the interpreter"
@@ -286,8 +266,8 @@ def select_invariant(problem: Problem, target: Target) -> Config:
 
 def possible(problem: Problem, target: Target) -> Iterator[Config]:
     """Every member of the catalogue that can compute `problem`, at every sensible number of programs for a row."""
-    if problem.is_side_by_side:
-        return iter((_column_config(problem, target),))
+    if problem.is_across:
+        return iter((_across_config(problem, target),))
     return (config for config, _ in _possible(problem, target))
 
 

@@ -302,56 +302,6 @@ def softmax_apply_kernel(
 
 
 @triton.jit
-def column_block(
-    first, rows, n, rows_inner, stride_outer, stride_inner, stride_n, BLOCK_ROWS: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """Offsets and mask, (BLOCK_N, BLOCK_ROWS), of rows from `first` whose elements lie `stride_n` apart.
-
-    Rows are last: so the compiler gives neighbouring lanes neighbouring rows.
-    """
-    lane = tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N)[:, None]
-    from_rows = row_offsets(first, lane, rows_inner, stride_outer, stride_inner, BLOCK_ROWS, 1)
-    return from_rows[None, :] + offs_n * stride_n, (first + lane < rows)[None, :] & (offs_n < n)
-
-
-@triton.jit
-def softmax_column_kernel(
-    x_ptr,
-    out_ptr,
-    rows,
-    n,
-    rows_inner,
-    stride_xo,
-    stride_xi,
-    stride_xn,
-    stride_oo,
-    stride_oi,
-    stride_on,
-    log,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    IN_PTX: tl.constexpr,
-):
-    """Rows whose elements lie apart, held side by side: one read, one write. Grid: (ceil(rows / BLOCK_ROWS),)."""
-    await_previous(OVERLAP)
-    first = tl.program_id(0) * BLOCK_ROWS
-    from_x, mask = column_block(first, rows, n, rows_inner, stride_xo, stride_xi, stride_xn, BLOCK_ROWS, BLOCK_N)
-    x = tl.load(x_ptr + from_x, mask=mask, other=-float("inf")).to(tl.float32)
-    top = tl.max(x, axis=0)[None, :]
-    # As in `softmax_row_kernel`.
-    if log > 0:
-        total = tl.sum(tl.exp(x - top), axis=0)[None, :]
-        x = x - top - tl.log(total)
-    else:
-        x = exp(x - top, IN_PTX)
-        x = x * (1.0 / tl.sum(x, axis=0)[None, :])
-    to_out, mask = column_block(first, rows, n, rows_inner, stride_oo, stride_oi, stride_on, BLOCK_ROWS, BLOCK_N)
-    tl.store(out_ptr + to_out, x.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def softmax_across_kernel(
     x_ptr,
     out_ptr,
@@ -370,28 +320,33 @@ def softmax_across_kernel(
     OVERLAP: tl.constexpr,
     IN_PTX: tl.constexpr,
 ):
-    """Rows whose elements lie apart, read side by side, twice. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    """Rows whose elements lie apart, read side by side, twice. Grid: (ceil(rows / BLOCK_ROWS),).
+
+    Rows are last in a tile: so the compiler gives neighbouring lanes neighbouring rows.
+    """
     await_previous(OVERLAP)
     first = tl.program_id(0) * BLOCK_ROWS
     lane = tl.arange(0, BLOCK_ROWS)
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
-    x_ptrs = x_ptr + row_offsets(first, lane, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, 1)[None, :]
-    out_ptrs = out_ptr + row_offsets(first, lane, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, 1)[None, :]
+    offs_n = tl.arange(0, BLOCK_N)[:, None]
+    from_x = row_offsets(first, lane, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_xn
+    to_out = row_offsets(first, lane, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_on
     in_rows = (first + lane < rows)[None, :]
     top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
+    x_ptrs = x_ptr + from_x
     for start in range(0, n, BLOCK_N):
-        offs = (start + offs_n)[:, None]
-        x = tl.load(x_ptrs + offs * stride_xn, mask=in_rows & (offs < n), other=-float("inf")).to(tl.float32)
+        x = tl.load(x_ptrs, mask=in_rows & (start + offs_n < n), other=-float("inf")).to(tl.float32)
         top, total = absorb(top, total, x, IN_PTX)
+        x_ptrs += stride_xn * BLOCK_N
     top, total = merge_lanes(top, total, 0, IN_PTX)
+    x_ptrs = x_ptr + from_x
+    out_ptrs = out_ptr + to_out
     for start in range(0, n, BLOCK_N):
-        offs = (start + offs_n)[:, None]
-        mask = in_rows & (offs < n)
-        x = tl.load(x_ptrs + offs * stride_xn, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(
-            out_ptrs + offs * stride_on, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=mask
-        )
+        mask = in_rows & (start + offs_n < n)
+        x = tl.load(x_ptrs, mask=mask, other=-float("inf")).to(tl.float32)
+        tl.store(out_ptrs, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=mask)
+        x_ptrs += stride_xn * BLOCK_N
+        out_ptrs += stride_on * BLOCK_N
 
 
 @triton.jit

@@ -29,7 +29,6 @@ from tilewire.kernels.softmax.groups import options_of
 from tilewire.kernels.softmax.kernel import (
     softmax_across_kernel,
     softmax_apply_kernel,
-    softmax_column_kernel,
     softmax_cooperative_kernel,
     softmax_loop_kernel,
     softmax_partial_kernel,
@@ -44,7 +43,6 @@ KERNELS = {
     "row": (softmax_row_kernel,),
     "loop": (softmax_loop_kernel,),
     "cooperative": (softmax_cooperative_kernel,),
-    "column": (softmax_column_kernel,),
     "across": (softmax_across_kernel,),
     "split": (softmax_partial_kernel, softmax_apply_kernel),
 }

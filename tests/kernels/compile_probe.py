@@ -48,7 +48,7 @@ from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.search.configs import Problem as SearchProblem
 from tilewire.kernels.search.configs import choose as choose_search
-from tilewire.kernels.search.variants import product_variant, rescore_variant
+from tilewire.kernels.search.variants import product_variant, score_variant
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.configs import select as choose_softmax
@@ -189,7 +189,7 @@ def ranking_variants(target):
         config = choose_search(search, target)
         name = f"search {m} {k} {dtype} {is_plain}"
         yield name, product_variant(search, config, target)
-        yield f"{name} again unaligned", rescore_variant(search, config, target)
+        yield f"{name} again unaligned", score_variant(search, config, target)
 
 
 def row_variants(target):

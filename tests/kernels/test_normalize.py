@@ -141,17 +141,17 @@ def test_rows_of_any_number_lie_side_by_side(n, inner, generator):
     check(across(generator, torch.float32, n, inner, 4), "layer", axis=1)
 
 
-@pytest.mark.parametrize("n", [3, 16, 32])
-def test_short_rows_across_memory_are_not_copied(n, generator):
+@pytest.mark.parametrize("n", [3, 33, 300])
+def test_rows_across_memory_are_not_copied(n, generator):
     x = across(generator, torch.float32, n)
     weight = torch.randn(n, generator=generator)
     prepared = prepare_normalize(x, torch.empty(x.shape), kind="rms", weight=weight, axis=1)
-    assert [variant.kernel.__name__ for variant in prepared.variants] == ["normalize_column_kernel"]
+    assert [variant.kernel.__name__ for variant in prepared.variants] == ["normalize_across_kernel"]
     assert not isinstance(prepared, Detour)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [3, 60])
+@pytest.mark.parametrize("n", [3, 60, 260])
 def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(kind, n, generator):
     x = across(generator, torch.float32, n, 9)
     whole = normalize(x, kind, axis=1)
@@ -167,6 +167,14 @@ def test_nan_and_infinity_across_memory_stay_in_their_rows(kind):
     assert out[:, 1].isnan().all()
     assert out[5, 2].isnan()
     assert out[:, [0, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 12345.678])
+@pytest.mark.parametrize("n", [3, 24, 96])
+def test_equal_elements_are_their_mean(n, value):
+    x = torch.full((2, n, 3), value).bfloat16()
+    for axis in (1, 2):
+        assert not normalize(x, "layer", axis=axis).any()
 
 
 def test_a_far_mean_across_memory_costs_no_accuracy(generator):

@@ -6,7 +6,8 @@ import torch
 from tests.support.kernel_bounds import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
 from tilewire.kernels.runtime.targets import KNOWN
-from tilewire.kernels.softmax.configs import COPIED_N, Config, Problem, explain, select
+from tilewire.kernels.softmax.across import COPIED_N
+from tilewire.kernels.softmax.configs import Config, Problem, explain, select
 from tilewire.kernels.softmax.op import prepare
 
 H200 = KNOWN["nvidia_h200"]
@@ -86,13 +87,10 @@ def test_long_rows_across_memory(n, log, generator):
 
 
 def test_the_reason_names_the_copies():
-    lines = [explain(Problem(8, n, "bfloat16", "bfloat16", is_contiguous=False), H200) for n in (20, 64, 4096)]
-    assert lines[0].endswith(
-        "column 128x32, 4 warps, 1 programs a row, for rows of up to 32 elements that lie across memory"
-    )
-    assert lines[1].endswith("across 32x32, 4 warps, 1 programs a row, for rows that lie across memory")
-    assert "8x4096 by table" in lines[2]
-    assert lines[2].endswith("; rows lie across memory and are copied first")
+    lines = [explain(Problem(8, n, "bfloat16", "bfloat16", is_contiguous=False), H200) for n in (64, 4096)]
+    assert lines[0].endswith("across 16x16, 2 warps, 1 programs a row, for rows that lie across memory")
+    assert "8x4096 by table" in lines[1]
+    assert lines[1].endswith("; rows lie across memory and are copied first")
 
 
 def test_axis_of_many_dimensions(generator):
@@ -207,14 +205,22 @@ def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(n, generat
 
 def test_the_reason_names_the_block_of_short_rows():
     line = explain(Problem(1 << 20, 2, "float32", "float32", is_aligned=False), H200)
-    assert line.endswith(
-        "column 512x4, 4 warps, 1 programs a row, for rows of up to 4 elements that are read one by one"
-    )
+    assert line.endswith("across 256x1, 8 warps, 1 programs a row, for short rows that are read one by one")
 
 
-@pytest.mark.parametrize("n", [1, 4, 5, 16, 17, 32, 33, 1023])
-@pytest.mark.parametrize(("out_dtype", "longest"), [("float32", 16), ("bfloat16", 32)])
-def test_short_rows_across_memory_are_held_whole(n, out_dtype, longest):
-    config = select(Problem(8, n, "bfloat16", out_dtype, is_contiguous=False, is_aligned=False), H200)
-    assert config.kernel == ("column" if n <= longest else "across")
-    assert config.kernel == "across" or config.block_n >= n
+@pytest.mark.parametrize("rows", [8, 1 << 20])
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("n", "elements"), [(1, 1), (32, 1), (33, 4), (1023, 4)])
+def test_threads_share_rows_across_memory_where_they_are_few(n, elements, out_dtype, rows):
+    config = select(Problem(rows, n, "bfloat16", out_dtype, is_contiguous=False, is_aligned=False), H200)
+    assert config.kernel == "across"
+    assert config.block_n == (16 if elements > 1 and rows == 8 else elements)
+
+
+@pytest.mark.parametrize("config", [Config("across", 8, 1, 4), Config("across", 8, 4, 4), Config("across", 8, 16, 4)])
+@pytest.mark.parametrize("log", [False, True])
+def test_each_block_across_memory(config, log, generator):
+    x = across(generator, torch.float32, 35, 6)
+    out = poisoned(x.shape, torch.float32)
+    prepare(x.movedim(1, -1), out.movedim(1, -1), log=log, config=config)(x.movedim(1, -1), out.movedim(1, -1))
+    check(out, x, axis=1, log=log)
