@@ -99,8 +99,8 @@ class Config:
 
 # Elements up to which rows that are read one by one are read side by side.
 _SHORT_N = 16
-# Elements of rows across memory above which threads share each, as if rows were few: for some 40,000 rows of 300 both ways
-# are alike (H200).
+# Elements of rows across memory above which threads share each, as if rows were few: 2,000 rows of 300 took 12 µs with them and
+# 27 without, 6,824 of 608 57 and 74, but 40,000 of 300 138 and 108 (H200).
 _MANY = 256
 _ROWS = tuple(
     [Config(2048 // block_n, block_n, 4) for block_n in (16, 64, 128, 256, 512, 1024)]
