@@ -26,8 +26,8 @@ from tilewire.service.ops.registry import OPS, program_of, program_resident
 
 # Attempts to fetch a text that is replaced meanwhile.
 MAX_FETCHES = 4
-# Largest number of programs that stay parsed.
-MAX_CACHED = 256
+# Bytes of text of the programs that stay parsed, which take up to 15 times as much: some 60,000 short ones, 128 of the longest.
+MAX_CACHED_BYTES = 2**23
 
 
 class KeptProgram(msgspec.Struct, frozen=True):
@@ -47,12 +47,14 @@ class KeptProgram(msgspec.Struct, frozen=True):
 
 
 class Programs:
-    """The kept programs of one gateway."""
+    """The kept programs of one gateway; of those that were parsed, the ones that were used longest ago are dropped."""
 
-    def __init__(self, engines: Engines, limits: Limits) -> None:
+    def __init__(self, engines: Engines, limits: Limits, max_cached_bytes: int = MAX_CACHED_BYTES) -> None:
         self._engines = engines
         self._limits = limits
+        self._max_cached_bytes = max_cached_bytes
         self._cache: OrderedDict[str, KeptProgram] = OrderedDict()
+        self._cached_bytes = 0
 
     def bind(self, program: Program, name: str = "") -> ProgramOp:
         """Returns the op that runs a program within the limits."""
@@ -82,7 +84,7 @@ class Programs:
             PreconditionFailed: It has another version.
         """
         check_program_name(name, frozenset())
-        self._cache.pop(name, None)
+        self._drop(name)
         for _attempt in range(MAX_FETCHES):
             mark = self._engines.mark_of(program_resident(name))
             info = await self._describe(name, field, match)
@@ -123,7 +125,7 @@ class Programs:
             PreconditionFailed: It does not meet `match`.
         """
         check_program_name(name, frozenset())
-        self._cache.pop(name, None)
+        self._drop(name)
         try:
             await self._engines.delete(program_resident(name), match)
         except UnknownName:
@@ -149,10 +151,17 @@ class Programs:
         return found
 
     def _keep(self, name: str, info: TensorInfo, program: Program, mark: int) -> KeptProgram:
+        self._drop(name)
         kept = self._cache[name] = KeptProgram(name, info, self.bind(program, name), mark)
-        if len(self._cache) > MAX_CACHED:
-            self._cache.popitem(last=False)
+        self._cached_bytes += len(program.text)
+        while self._cached_bytes > self._max_cached_bytes and len(self._cache) > 1:
+            self._drop(next(iter(self._cache)))
         return kept
+
+    def _drop(self, name: str) -> None:
+        kept = self._cache.pop(name, None)
+        if kept is not None:
+            self._cached_bytes -= len(kept.op.program.text)
 
     async def _describe(self, name: str, field: str, match: Match | None) -> TensorInfo:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 
+import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tilewire.service.gateway.api.openapi.document import add_route, add_routes
@@ -14,6 +16,7 @@ from tilewire.service.gateway.auth.authenticator import authorise
 from tilewire.service.gateway.request.body import receive_body, refuse_encodings
 from tilewire.service.gateway.request.context import Gateway, context_of
 from tilewire.service.gateway.request.handle import change_of, match_of
+from tilewire.service.gateway.request.offload import offload
 from tilewire.service.gateway.request.programs import KeptProgram
 from tilewire.service.gateway.request.response import json_response
 from tilewire.service.match import entity_tag, is_known
@@ -30,7 +33,9 @@ def router(gateway: Gateway) -> APIRouter:
         context = context_of(request.scope)
         authorise(context.granted, op=PROGRAM)
         with gateway.admission.admit(context.flow) as leases:
-            return json_response([_describe(kept) for kept in await gateway.programs.find_all(leases)])
+            kept = await gateway.programs.find_all(leases)
+            nbytes = sum(len(one.op.program.text) for one in kept)
+            return json_response(await offload(nbytes, _describe_all, kept))
 
     async def put_program(name: str, request: Request) -> Response:
         context = context_of(request.scope)
@@ -81,6 +86,11 @@ def router(gateway: Gateway) -> APIRouter:
     ):
         add_route(routes, "POST", path, answered_before, summary, described[name], name)
     return routes
+
+
+def _describe_all(kept: Sequence[KeptProgram]) -> msgspec.Raw:
+    """Describes programs, as JSON."""
+    return msgspec.Raw(msgspec.json.encode([_describe(one) for one in kept]))
 
 
 def _describe(kept: KeptProgram) -> dict[str, object]:
