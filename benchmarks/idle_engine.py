@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 
 from tilewire.service.config.process import Inherited
 from tilewire.service.config.settings import Settings
@@ -85,7 +86,7 @@ class NoTotals:
         """See `Totals.exposition`."""
         raise Unavailable("nothing is added up here")
 
-    async def hidden(self) -> list[Sample]:
+    async def hidden(self, models: Sequence[str]) -> list[Sample]:
         """See `Totals.hidden`."""
         raise Unavailable("nothing is added up here")
 

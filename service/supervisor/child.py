@@ -13,7 +13,7 @@ import contextlib
 import gc
 import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -73,11 +73,13 @@ class Read(msgspec.Struct, frozen=True, tag="read"):
     Attributes:
         what: The text of `/metrics` in either form, the sums that it does not show, or the last minutes.
         key: Name of the key whose failures are wanted with the last minutes; None for those of everybody.
+        models: Names of the ops and kept programs whose sums are wanted that `/metrics` does not show.
     """
 
     id: int
     what: Readable
     key: str | None = None
+    models: tuple[str, ...] = ()
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
@@ -202,23 +204,25 @@ class Control:
     async def exposition(self, *, openmetrics: bool) -> tuple[bytes, str]:
         return await self._read("openmetrics" if openmetrics else "text", tuple[bytes, str])
 
-    async def hidden(self) -> list[Sample]:
-        return await self._read("hidden", list[Sample])
+    async def hidden(self, models: Sequence[str]) -> list[Sample]:
+        return await self._read("hidden", list[Sample], models=tuple(models))
 
     async def history(self, key: str | None) -> HistoryReport:
-        return await self._read("history", HistoryReport, key)
+        return await self._read("history", HistoryReport, key=key)
 
     async def close(self) -> None:
         """Closes the link after everything that was sent has left."""
         self._link.close()
         await self._lost.wait()
 
-    async def _read(self, what: Readable, kind: type[ContentT], key: str | None = None) -> ContentT:
+    async def _read(
+        self, what: Readable, kind: type[ContentT], key: str | None = None, models: tuple[str, ...] = ()
+    ) -> ContentT:
         if not self._link.is_open:
             raise Unavailable("the supervisor is gone")
         number = next(self._ids)
         future = self._pending[number] = asyncio.get_running_loop().create_future()
-        self._link.send(Read(number, what, key))
+        self._link.send(Read(number, what, key, models))
         try:
             return msgspec.msgpack.decode(await future, type=kind)
         finally:

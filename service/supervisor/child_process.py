@@ -300,7 +300,7 @@ class Child:
     async def _answer(self, request: child.Read) -> None:
         match request.what:
             case "hidden":
-                content: object = self._totals.hidden()
+                content: object = self._totals.hidden(request.models)
             case "history":
                 content = self._history.report(request.key)
             case form:

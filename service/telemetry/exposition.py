@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from itertools import accumulate
 
@@ -64,9 +64,13 @@ class HiddenSums:
         before = series.get(key, 0)
         series[key] = before + value if spec.kind == "counter" else max(before, value)
 
-    def samples(self) -> list[Sample]:
-        """Returns the sums."""
-        every = (series for kept in (self._ops, self._programs) for series in kept.values())
+    def samples(self, models: Iterable[str]) -> list[Sample]:
+        """Returns the sums of the ops and kept programs of these names."""
+        every = (
+            series
+            for model in models
+            for series in (self._ops.get(model, {}), self._programs.get(f"{OF_PROGRAM}{model}", {}))
+        )
         return [Sample(name, labels, (value,)) for series in every for (name, labels), value in series.items()]
 
 
@@ -118,9 +122,9 @@ class Totals(Collector):
         """The sums of a counter or a histogram by label values; a copy."""
         return {labels: tuple(values) for labels, values in self._sums[name].items()}
 
-    def hidden(self) -> list[Sample]:
-        """The sums that `/metrics` does not show."""
-        return self._hidden.samples()
+    def hidden(self, models: Iterable[str]) -> list[Sample]:
+        """The sums that `/metrics` does not show, of the ops and kept programs of these names."""
+        return self._hidden.samples(models)
 
     def collect(self) -> Iterator[Metric]:
         """prometheus_client's call: the families that `/metrics` shows."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tilewire.service.ipc.messages import FrameDecoder, encode_frame
 from tilewire.service.telemetry.counters import Figures, Sample
 from tilewire.service.telemetry.exposition import Exposition, Totals
@@ -28,5 +30,5 @@ class LocalTotals:
     async def history(self, key: str | None) -> HistoryReport:
         return History(self.totals).report(key)
 
-    async def hidden(self) -> list[Sample]:
-        return self.totals.hidden()
+    async def hidden(self, models: Sequence[str]) -> list[Sample]:
+        return self.totals.hidden(models)
