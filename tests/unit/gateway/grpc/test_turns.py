@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ from tilewire.service.gateway.api.v2.header import read_document
 from tilewire.service.gateway.auth.flows import Flow
 from tilewire.service.gateway.codecs.json_numbers import PIECE_NUMBERS
 from tilewire.service.gateway.grpc.document import document_of
-from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferRequest
+from tilewire.service.gateway.grpc.models import MODELS_AT_ONCE, message_of
+from tilewire.service.gateway.grpc.open_inference_pb2 import ModelInferRequest, ModelStatisticsResponse
 from tilewire.service.gateway.grpc.stream import RpcStream
 from tilewire.service.gateway.grpc.wire import FED_BYTES, STEP_BYTES, Inflater
 from tilewire.service.gateway.request.body import COPY_BYTES
 from tilewire.service.ops.registry import OPS
+from tilewire.service.telemetry.statistics import ModelStats
 
 MIB = 2**20
+ResultT = TypeVar("ResultT")
 SIZES = [0, 1, STEP_BYTES - 1, STEP_BYTES, STEP_BYTES + 1, 3 * STEP_BYTES + 5]
 
 
@@ -72,23 +76,43 @@ def test_typed_contents_are_converted_in_pieces() -> None:
     np.testing.assert_array_equal(np.concatenate(pending.numbers.pieces), np.arange(count))
 
 
+def counting_turns(work: Coroutine[Any, Any, ResultT]) -> tuple[ResultT, int]:
+    """Runs work; its result, and how often others had their turn meanwhile."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run() -> ResultT:
+        counting = asyncio.create_task(count_turns())
+        result = await work
+        counting.cancel()
+        return result
+
+    return asyncio.run(run()), turns
+
+
+@pytest.mark.parametrize("count", [0, 1, MODELS_AT_ONCE, 5 * MODELS_AT_ONCE + 1])
+def test_many_models_are_converted_in_parts(count: int) -> None:
+    names = [f"p{number}" for number in range(count)]
+    content = {"model_stats": [ModelStats(name, "1", inference_count=7) for name in names], "other": 1}
+    message, turns = counting_turns(message_of(content, ModelStatisticsResponse))
+    assert [(one.name, one.inference_count) for one in message.model_stats] == [(name, 7) for name in names]
+    assert turns >= (count - 1) // MODELS_AT_ONCE
+
+
 @pytest.mark.parametrize("nbytes", [100, 5 * COPY_BYTES + 1])
 def test_a_large_answer_is_copied_in_pieces(nbytes: int) -> None:
     payload = memoryview(bytearray(np.random.default_rng(0).bytes(nbytes)))
-    turns = [0]
-
-    async def count_turns() -> None:
-        while True:
-            turns[0] += 1
-            await asyncio.sleep(0)
 
     async def run() -> bytes:
         stream = RpcStream(Flow(1))
         stream.respond(200, "", (b"head", payload), closes=False)
-        counting = asyncio.create_task(count_turns())
-        message = await stream.take_message()
-        counting.cancel()
-        return message
+        return await stream.take_message()
 
-    assert asyncio.run(run()) == b"head" + payload
-    assert turns[0] >= nbytes // COPY_BYTES
+    message, turns = counting_turns(run())
+    assert message == b"head" + payload
+    assert turns >= nbytes // COPY_BYTES
