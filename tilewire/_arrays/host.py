@@ -111,7 +111,7 @@ def refuse_masked(value: Any) -> None:
 def to_safetensors(
     tensors: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """Writes tensors as one header and a view of each array; contiguous arrays are not copied.
+    """Writes tensors as one header and a view of each array, which is copied nowhere; see `flat`.
 
     Args:
         tensors: Arrays by name, of any layout and byte order.
@@ -122,7 +122,7 @@ def to_safetensors(
     end = 0
     # Wider elements first, so that every tensor starts aligned to its own.
     for name, array in sorted(tensors.items(), key=lambda item: -item[1].data.itemsize):
-        view = _bytes_of(array.data)
+        view = _view_of(array.data)
         header[name] = {
             "dtype": CODES[array.dtype],
             "shape": array.shape,
@@ -152,10 +152,17 @@ def from_safetensors(body: memoryview | bytearray) -> dict[str, HostArray]:
         raise ValueError(f"not safetensors: its header is not understood ({error!r})") from error
 
 
-def _bytes_of(array: Array) -> memoryview:
-    little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-    flat: Any = little.reshape(-1).view(np.uint8)
-    return memoryview(flat)
+def flat(part: bytes | memoryview) -> bytes | memoryview:
+    """Returns the bytes of a view in C order. One that lies otherwise is copied: NumPy lets other threads run meanwhile."""
+    if memoryview(part).c_contiguous:
+        return part
+    copied: Any = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+    return memoryview(copied)
+
+
+def _view_of(array: Array) -> memoryview:
+    little: Any = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return memoryview(little.reshape(-1).view(np.uint8) if little.flags.c_contiguous else little)
 
 
 def _array_at(body: memoryview | bytearray, start: int, tensor: str, entry: Mapping[str, Any]) -> HostArray:

@@ -29,7 +29,8 @@ class AsyncClient(AsyncProgramCalls):
 
     A copy has connections of its own, also in another process.
 
-    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx.
+    Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx. Large arrays
+    that do not lie in C order are copied in a thread; do not change an array before its call has returned.
 
     The proxies of HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are used, but not for the hosts of NO_PROXY, `*` for all; a
     `transport=` uses its own alone.
@@ -120,6 +121,9 @@ class AsyncClient(AsyncProgramCalls):
             return error.detail
 
     async def _send(self, call: wire.Call) -> wire.Reply:
+        if not call.is_flat:
+            # A large copy takes longer than the way to a thread.
+            call = call.flat() if call.is_small else await asyncio.to_thread(call.flat)
         retries = Retries(call, self._max_retries)
         while True:
             outcome: wire.Reply | ConnectionFailed

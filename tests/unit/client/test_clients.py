@@ -8,6 +8,7 @@ import inspect
 import pickle
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,48 @@ def test_shapes(call: Call, shape: tuple[int, ...]) -> None:
     assert call("get", "w").shape == shape
 
 
-def test_strided_arrays(call: Call) -> None:
-    array = np.arange(24).reshape(4, 6)[::2, ::-3].T
+@pytest.mark.parametrize("dtype", ["int8", "float16", ">f4", ml_dtypes.bfloat16])
+@pytest.mark.parametrize("num_rows", [4, 400_000])
+def test_strided_arrays(call: Call, dtype: Any, num_rows: int) -> None:
+    array = (np.arange(6 * num_rows) % 7).astype(dtype).reshape(num_rows, 6)[::2, ::-3].T
     call("put", "w", array)
     np.testing.assert_array_equal(call("get", "w"), array)
+
+
+def test_an_array_of_one_element_many_times(call: Call) -> None:
+    array = np.broadcast_to(np.float32(3), (300, 400))
+    call("put", "w", array)
+    np.testing.assert_array_equal(call("get", "w"), array)
+
+
+class CountedThreads(ThreadPoolExecutor):
+    """Counts the calls that it is given."""
+
+    num_given = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        self.num_given += 1
+        return super().submit(function, *args, **options)
+
+
+@pytest.mark.parametrize(("num_rows", "num_given"), [(3, 0), (1000, 1)])
+def test_a_large_array_that_is_strided_is_copied_beside_the_loop(
+    server: SpeakingServer, num_rows: int, num_given: int
+) -> None:
+    array = np.arange(200 * num_rows, dtype=np.float32).reshape(num_rows, 200)
+    threads = CountedThreads()
+
+    async def use() -> None:
+        asyncio.get_running_loop().set_default_executor(threads)
+        async with tilewire.AsyncClient("http://tilewire.test", transport=httpx.MockTransport(server)) as client:
+            await client.put("straight", array)
+            assert threads.num_given == 0
+            await client.put("strided", array.T)
+
+    asyncio.run(use())
+    assert threads.num_given == num_given
+    np.testing.assert_array_equal(server.tensors["straight"], array)
+    np.testing.assert_array_equal(server.tensors["strided"], array.T)
 
 
 @pytest.mark.parametrize(("num_elements", "num_pieces"), [(3, 1), (60_000, 1), (70_000, 3)])
