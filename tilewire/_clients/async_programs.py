@@ -83,7 +83,7 @@ class AsyncProgramCalls(AsyncTensorCalls):
             **inputs: Dtype and shape of each argument, as `("float32", (-1, 768))`; -1 for any size.
 
         Raises:
-            TypeError: The code does something that no op computes, or has no name.
+            TypeError: The code does something that no op computes, has no name, or takes an argument by position alone.
             ValueError: More than 32 steps, or a name of a result that an input has.
             BadRequest: The program cannot be right; the detail has the step's number. What was kept before stays.
         """

@@ -91,13 +91,15 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
         name: Prefix of the constants' names.
 
     Raises:
-        TypeError: A missing argument, or code that no op computes.
+        TypeError: A missing argument, one that has no name, or code that no op computes.
         ValueError: More steps than a program may have, or a name of a result that is another value's.
     """
     recorder = _Recorder(name, inputs)
     specs = {key: _spec(key, given) for key, given in inputs.items()}
+    signature = inspect.signature(function)
+    _refuse_positional(signature, name)
     try:
-        inspect.signature(function).bind(**specs)
+        signature.bind(**specs)
     except TypeError as error:
         raise TypeError(f'{name}: {error}; give each argument its type, as x=("float32", (-1, 768))') from error
     result = function(**{key: Traced(recorder, key, spec.dtype) for key, spec in specs.items()})
@@ -108,6 +110,16 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
     names = _names(results, specs, steps, f"{name}: " if isinstance(result, Mapping) else None)
     outputs = tuple(names.get(value.name, value.name) for value in results.values())
     return Recorded(Program(specs, tuple(_renamed(step, names) for step in steps), outputs), recorder.constants)
+
+
+def _refuse_positional(signature: inspect.Signature, name: str) -> None:
+    parameters = [one for one in signature.parameters.values() if one.default is one.empty]
+    unnamed = ", ".join(one.name for one in parameters if one.kind is one.POSITIONAL_ONLY)
+    if unnamed:
+        raise TypeError(
+            f"{name}: inputs have names, but {unnamed} can be given by position only; take the / out of its signature, "
+            f"or trace a function that calls it, as lambda {unnamed}: …, and give name={name!r}"
+        )
 
 
 class _Recorder:

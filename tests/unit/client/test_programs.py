@@ -398,6 +398,11 @@ def test_names_of_the_recorder_give_way(client: Any) -> None:
     np.testing.assert_array_equal(found["v0"], (X + 1) * 2)
 
 
+def test_a_default_stands_for_an_argument_without_a_name(client: Any) -> None:
+    wait(client.trace(lambda scale=2, /, *, x: x * scale, name="f", x=("float32", (-1, 6))))
+    np.testing.assert_array_equal(wait(client.programs["f"].run({"x": X})).result, 2 * X)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -417,6 +422,8 @@ def test_names_of_the_recorder_give_way(client: Any) -> None:
         (lambda x: x or x, "if and while"),
         (lambda x: 3, "expected it to return recorded values"),
         (lambda x, y: x, "give each argument its type"),
+        (lambda x, y, /: x, r"x, y can be given by position only; .*, as lambda x, y: …, and give name='f'"),
+        (np.exp, r"x can be given by position only; .*, as lambda x: …, and give name='f'"),
         (lambda x: list(x), "iterable"),
         (lambda x: np.linalg.norm(x, 1), "np.norm: no op computes ord=1 in a program"),
         (lambda x: np.linalg.norm(x, np.inf, -1), "np.norm: no op computes ord=inf"),
