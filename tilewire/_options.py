@@ -111,7 +111,8 @@ class SearchOptions(CallOptions, total=False):
     """Options of `search`.
 
     Attributes:
-        bias: (N,), added to the scores; `-inf` excludes an item, `+inf` for `l2`.
+        bias: (N,), added to the scores; `-inf` excludes an item, `+inf` for `l2`. Where fewer than k are left, excluded ones
+            follow with that infinity as their value.
         metric: Score of a query and an item; `dot` by default. `l2` is the squared distance.
         precision: Arithmetic of float32 inputs.
     """

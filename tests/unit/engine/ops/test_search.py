@@ -176,6 +176,21 @@ def test_a_bias_is_added_and_excludes_items(bench: OpBench, metric: str) -> None
     assert values.isfinite().all()
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_excluded_items_follow_where_fewer_than_k_are_left(bench: OpBench, metric: str) -> None:
+    excluded = torch.inf if metric == "l2" else -torch.inf
+    bias = torch.full((9,), excluded)
+    bias[[4, 7]] = 0
+    a, b = torch.randn(3, 8), torch.randn(9, 8)
+    # One that is excluded and NaN is no number.
+    b[0] = torch.nan
+    values, indices = bench.run("search", {"a": a, "b": b, "bias": bias}, k=9, metric=metric)
+    assert (indices[:, :2].sort().values == torch.tensor([4, 7])).all()
+    assert values[:, :2].isfinite().all()
+    assert indices[:, 2:].tolist() == [[1, 2, 3, 5, 6, 8, 0]] * 3
+    np.testing.assert_array_equal(values[:, 2:], [[excluded] * 6 + [np.nan]] * 3)
+
+
 def test_no_queries_and_no_elements(bench: OpBench) -> None:
     values, indices = bench.run("search", {"a": torch.empty(0, 4), "b": torch.ones(3, 4)}, k=2)
     assert values.shape == indices.shape == (0, 2)
