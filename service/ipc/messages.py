@@ -20,6 +20,9 @@ from tilewire.service.placement import Part, Placement
 MAX_FRAME_BYTES = 64 * 2**20
 LENGTH_BYTES = 4
 
+# A host copy, and the file of it in the store, are made within this, or the request is 503.
+WRITE_TIMEOUT_S = 120.0
+
 MessageT = TypeVar("MessageT")
 
 

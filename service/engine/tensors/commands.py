@@ -245,7 +245,8 @@ class TensorStore:
         """Writes a tensor that waits for its version to the store; whoever awaits its copy awaits that, too."""
         assert self.shared is not None, "This is a bug."
         try:
-            self.shared.write(copy.info, share_copy(copy.info.name, fd), match, partial(self._on_written, copy))
+            source, done = share_copy(copy.info.name, fd), partial(self._on_written, copy)
+            copy.change = self.shared.write(copy.info, source, match, done)
         except TilewireError as error:
             self._on_written(copy, error)
 
@@ -454,6 +455,8 @@ class TensorStore:
     def _drop(self, copy: HostCopy | None) -> None:
         if copy is not None and copy.transfer is not None:
             self.transfers.drop(copy.transfer)
+        if copy is not None and copy.change is not None:
+            copy.change.drop()
 
     def _release(self, client: Client, ticket: int, *, is_unsure: bool = False) -> None:
         """Drops a tensor that gets no version; see `Residents.release`."""

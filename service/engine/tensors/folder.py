@@ -8,6 +8,9 @@ Replaced versions are removed, the oldest first, and their names are free again.
 the version before its own is gone, its own was given before, and it begins again. The temporary file, a second link of
 the version, tells others that its writer has not looked yet; they keep the version before it.
 
+A change that nobody awaits any more is not linked: where the filesystem did not answer for a while, it would replace what
+others have written since.
+
 All functions block, and are for threads that may wait.
 """
 
@@ -123,6 +126,10 @@ class Damaged(Unavailable):
     """A file of the folder is not what this module writes."""
 
 
+def _always() -> bool:
+    return True
+
+
 class _Shape(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str
     shape: tuple[int, ...]
@@ -231,7 +238,13 @@ class StoreFolder:
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
 
     def write(
-        self, name: str, kind: TensorType, placement: Placement | None, fd: int, match: Match | None = None
+        self,
+        name: str,
+        kind: TensorType,
+        placement: Placement | None,
+        fd: int,
+        match: Match | None = None,
+        is_awaited: Callable[[], bool] = _always,
     ) -> Written:
         """Writes the next version of a name, from the bytes of `fd`; it is on disk when this returns.
 
@@ -240,27 +253,33 @@ class StoreFolder:
         Raises:
             PreconditionFailed: The version before it is another.
             StoreFull: No room.
-            Unavailable: The folder cannot be written.
+            Unavailable: The folder cannot be written, or nobody awaits the change any more.
         """
-        written = self._append(name, kind, placement, fd, match)
+        written = self._append(name, kind, placement, fd, match, is_awaited)
         assert written is not None, "This is a bug."
         return written
 
-    def delete(self, name: str, match: Match | None = None) -> Written | None:
+    def delete(self, name: str, match: Match | None = None, is_awaited: Callable[[], bool] = _always) -> Written | None:
         """Writes that a name has no tensor any more; None when it has none.
 
         Raises:
             PreconditionFailed: The version is another.
             StoreFull: No room.
-            Unavailable: The folder cannot be written.
+            Unavailable: The folder cannot be written, or nobody awaits the change any more.
         """
         with _as_unavailable(name):
             last = self._last_file(name)
             has_tensor = last is not None and not self._is_deletion(last)
-        return self._append(name, None, None, -1, match) if has_tensor else None
+        return self._append(name, None, None, -1, match, is_awaited) if has_tensor else None
 
     def _append(
-        self, name: str, kind: TensorType | None, placement: Placement | None, fd: int, match: Match | None
+        self,
+        name: str,
+        kind: TensorType | None,
+        placement: Placement | None,
+        fd: int,
+        match: Match | None,
+        is_awaited: Callable[[], bool],
     ) -> Written | None:
         with _as_unavailable(name):
             temporary = self._create_temporary(self._bucket(bucket_of(name)))
@@ -270,14 +289,16 @@ class StoreFolder:
                     if kind is not None:
                         _copy(fd, target, kind.nbytes, 0)
                     os.fsync(target)
-                written = self._link(temporary, name, match, is_deletion=kind is None)
+                written = self._link(temporary, name, match, is_awaited, is_deletion=kind is None)
             finally:
                 _remove(temporary)
             if written is not None:
                 self._remove_replaced(self._entries_of(temporary.parent, stem_of(name)))
             return written
 
-    def _link(self, temporary: Path, name: str, match: Match | None, *, is_deletion: bool) -> Written | None:
+    def _link(
+        self, temporary: Path, name: str, match: Match | None, is_awaited: Callable[[], bool], *, is_deletion: bool
+    ) -> Written | None:
         """Gives a complete file the name of the next version."""
         bucket, stem = self._bucket(bucket_of(name)), stem_of(name)
         for _attempt in range(MAX_ATTEMPTS):
@@ -295,6 +316,8 @@ class StoreFolder:
             if version > MAX_VERSION:
                 raise Unavailable(f"store: {entries[-1].path.name} leaves no version; remove it")
             path = bucket / f"{stem}@{version}{SUFFIX}"
+            if not is_awaited():
+                raise Unavailable(f"store: {name}: it took too long, and is not changed")
             if not _linked(temporary, path):
                 continue
             after = self._entries_of(bucket, stem)

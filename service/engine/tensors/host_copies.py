@@ -11,6 +11,7 @@ import torch
 from tilewire.service.engine.backends.contract import Copier, HostBytes
 from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.tensors.resident import cut, make_copy, map_file
+from tilewire.service.engine.tensors.shared_store import Change
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, pieces_of
 from tilewire.service.errors import TilewireError
 from tilewire.service.ipc.messages import TensorInfo
@@ -23,6 +24,7 @@ class HostCopy:
 
     Attributes:
         transfer: Makes it; None for an upload, whose copy is there.
+        change: Writes it to the store; None without one, and until there is a copy.
         ticket: Number of a tensor that waits for its version; 0 for one that has it, whose copy is deposited.
         fd: Descriptor of the copy that was made, which is the receiver's; -1 without one.
         is_taken: Whoever awaits it may have the outcome.
@@ -32,6 +34,7 @@ class HostCopy:
 
     info: TensorInfo
     transfer: Transfer | None = None
+    change: Change | None = None
     ticket: int = 0
     fd: int = -1
     is_taken: bool = False

@@ -17,7 +17,7 @@ from tilewire.service.engine.tensors.arrivals import Arrival
 from tilewire.service.engine.tensors.folder import Base, StoredVersion, StoreFolder, Written
 from tilewire.service.engine.tensors.resident import Resident, close_copy, make_copy
 from tilewire.service.engine.tensors.residents import Residents
-from tilewire.service.engine.tensors.shared_store import SharedStore, Watched
+from tilewire.service.engine.tensors.shared_store import Change, SharedStore, Watched
 from tilewire.service.errors import ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.messages import DeleteTensor, DescribeTensor, Failed, FetchTensor, TensorInfo, Tensors
 from tilewire.service.match import Match, is_match
@@ -252,7 +252,7 @@ class ReadThrough:
 
     def write(
         self, info: TensorInfo, fd: int, match: Match | None, done: Callable[[Written | TilewireError], None]
-    ) -> None:
+    ) -> Change:
         """Writes the next version of a name; `done` gets the outcome in the loop's thread.
 
         Raises:
@@ -265,7 +265,7 @@ class ReadThrough:
                 self._note(info.name, outcome.version + (not outcome.is_last))
             done(outcome)
 
-        self._store.write(info, fd, self._condition(info.name, match), on_written)
+        return self._store.write(info, fd, self._condition(info.name, match), on_written)
 
     def find_base(self, name: str, done: Callable[[int | TilewireError], None]) -> None:
         """Looks up the last version of a name in the folder, for a result that is to be ordered; 0 for none.
@@ -288,7 +288,7 @@ class ReadThrough:
             TooBusy: Too much waits already.
         """
         match = self._condition(message.name, message.match)
-        work = partial(self._folder.delete, message.name, match)
+        work = partial(self._folder.delete, message.name, match, Change().is_awaited)
         self._store.submit(message.name, work, partial(self._on_deleted, client, message))
 
     def _condition(self, name: str, match: Match | None) -> Match | None:

@@ -7,7 +7,6 @@ does not answer keeps neither the loop nor the end of the process waiting.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -24,8 +23,9 @@ from tilewire.service.engine.tensors.folder import (
     bucket_of,
     stem_of,
 )
+from tilewire.service.engine.tensors.resident import close_copy
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
-from tilewire.service.ipc.messages import TensorInfo
+from tilewire.service.ipc.messages import WRITE_TIMEOUT_S, TensorInfo
 from tilewire.service.match import Match
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,35 @@ class Watched(NamedTuple):
     def is_changed(self, version: int) -> bool:
         """Whether another host has changed the name, whose last version in the folder is given."""
         return version != self.stored if self.stored else version > self.base
+
+
+class Change:
+    """A change that waits for a thread, or that one makes.
+
+    Args:
+        fd: Descriptor of the tensor's host copy, which this owns; -1 for a deletion.
+        timeout_s: How long somebody awaits it.
+    """
+
+    def __init__(self, fd: int = -1, timeout_s: float = WRITE_TIMEOUT_S) -> None:
+        self._fd = fd
+        self._deadline_s = time.monotonic() + timeout_s
+        self._lock = threading.Lock()
+
+    def is_awaited(self) -> bool:
+        """Whether somebody awaits its outcome."""
+        return time.monotonic() < self._deadline_s
+
+    def take(self) -> int:
+        """Returns the descriptor, which the caller owns from now on; -1 where there is none any more."""
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        return fd
+
+    def drop(self) -> None:
+        """Ends the wait for it: it is not made unless it is already, and its host copy is freed."""
+        self._deadline_s = 0.0
+        close_copy(self.take())
 
 
 @dataclass
@@ -127,24 +156,29 @@ class SharedStore:
 
     def write(
         self, info: TensorInfo, fd: int, match: Match | None, done: Callable[[Written | TilewireError], None]
-    ) -> None:
+    ) -> Change:
         """Writes the next version of a name, and closes `fd`; `done` gets the outcome.
 
         Raises:
             TooBusy: Too much waits already.
         """
+        change = Change(fd)
 
         def work() -> Written:
+            source = change.take()
             try:
-                return self._folder.write(info.name, info.type, info.placement, fd, match)
+                if source < 0:
+                    raise Unavailable(f"store: {info.name}: nobody awaits it any more")
+                return self._folder.write(info.name, info.type, info.placement, source, match, change.is_awaited)
             finally:
-                os.close(fd)
+                close_copy(source)
 
         try:
             self.submit(info.name, work, done)
         except TooBusy:
-            os.close(fd)
+            change.drop()
             raise
+        return change
 
     def submit(self, name: str, work: Callable[[], OutcomeT], done: Callable[[OutcomeT | TilewireError], None]) -> None:
         """Has a thread do some work on a name; `done` gets the outcome.

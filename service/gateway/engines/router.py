@@ -30,6 +30,7 @@ from tilewire.service.gateway.engines.spread import Spread
 from tilewire.service.gateway.engines.templates import Templates
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import (
+    WRITE_TIMEOUT_S,
     AdoptTensor,
     AwaitCopy,
     DeleteTensor,
@@ -58,8 +59,6 @@ from tilewire.service.match import Match, is_match
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Placement, check_shard, long_axis, placement_of
 
-# A host copy, and the file of it in the store, are made within this, or the request is 503.
-WRITE_TIMEOUT_S = 120.0
 # Descriptions that are merged before others have their turn: some milliseconds.
 MERGED_AT_ONCE = 256
 

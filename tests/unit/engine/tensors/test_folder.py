@@ -382,6 +382,16 @@ def test_replaced_versions_old_deletions_and_left_files_are_removed(tmp_path: Pa
     assert last > (time.time() + DELETED_S) * 1e6
 
 
+def test_a_change_that_nobody_awaits_any_more_is_not_made(folder: StoreFolder, source: int, tmp_path: Path) -> None:
+    folder.write(W, KIND, None, source)
+    before = entries(tmp_path, W)
+    with pytest.raises(Unavailable, match="too long"):
+        folder.write(W, KIND, None, source, is_awaited=lambda: False)
+    with pytest.raises(Unavailable, match="too long"):
+        folder.delete(W, is_awaited=lambda: False)
+    assert entries(tmp_path, W) == before
+
+
 def test_a_folder_that_is_gone_is_unavailable(tmp_path: Path, source: int) -> None:
     path = tmp_path / "store"
     path.mkdir()

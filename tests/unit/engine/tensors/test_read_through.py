@@ -28,6 +28,7 @@ from tilewire.service.errors import Unavailable
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.board import home_of
 from tilewire.service.ipc.messages import (
+    AdoptTensor,
     AwaitCopy,
     DeleteTensor,
     DescribeTensor,
@@ -54,14 +55,21 @@ HOMED_HERE, HOMED_ELSEWHERE = (next(name for name in "abcdefgh" if home_of(name,
 
 
 class Host:
-    """One engine on the folder, with one gateway.
+    """One engine on the folder, with one gateway. Where the folder hangs no thread is through with anything.
 
     Attributes:
         answers: What it has sent to the gateway later.
     """
 
     def __init__(
-        self, path: Path, stack: contextlib.ExitStack, wait_bytes: int, index: int = 0, num_engines: int = 1
+        self,
+        path: Path,
+        stack: contextlib.ExitStack,
+        wait_bytes: int,
+        index: int = 0,
+        num_engines: int = 1,
+        *,
+        is_hanging: bool = False,
     ) -> None:
         backend, vault = CpuBackend(), VaultWriter(-1)
         metrics = EngineMetrics(LocalTotals(), backend.identity, version="0", restarts=0)
@@ -80,7 +88,8 @@ class Host:
             MovedAtOnce(backend),
             shared=self.shared,
         )
-        self.store.start()
+        if not is_hanging:
+            self.store.start()
         stack.callback(self.store.close)
         self.answers: list[ToGateway] = []
         self.segment = Segment.create("tests", 4096)
@@ -243,6 +252,26 @@ def test_a_failed_condition_leaves_the_tensor_and_no_file(hosts: tuple[Host, Hos
     other.run_one()
     assert isinstance(other.answers.pop(), Tensors)
     assert other.read("w") == b"3333"
+
+
+@pytest.mark.parametrize("leave", ["the gateway gives up", "the gateway is gone"])
+def test_an_upload_that_nobody_awaits_any_more_is_not_made(
+    tmp_path: Path, stack: contextlib.ExitStack, leave: str
+) -> None:
+    """What came to another host meanwhile would be replaced."""
+    one, other = Host(tmp_path, stack, 2**20, is_hanging=True), Host(tmp_path, stack, 2**20)
+    assert one.ask(PutTensor(1, "w", Upload(KIND, 0))) is None
+    held = one.answers.pop()
+    assert isinstance(held, Tensors)
+    if leave == "the gateway is gone":
+        one.store.detach(one.client)
+    else:
+        one.ask(AdoptTensor(2, held.ticket, held.tensors[0]))
+    assert other.put("w", b"5678").stored
+    one.store.start()
+    one.run_one()
+    assert isinstance(one.load("w"), Tensors)
+    assert one.read("w") == b"5678"
 
 
 def test_what_another_host_changed_is_dropped_and_loaded_again(hosts: tuple[Host, Host]) -> None:

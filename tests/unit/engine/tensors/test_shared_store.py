@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written, bucket_of
-from tilewire.service.engine.tensors.shared_store import MAX_WAITING, SharedStore, Watched
+from tilewire.service.engine.tensors.shared_store import MAX_WAITING, Change, SharedStore, Watched
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
@@ -240,3 +240,25 @@ def test_a_folder_that_hangs_holds_up_nobody_who_asks(scene: Scene) -> None:
         scene.store.write(TensorInfo("w", KIND, 0.0), fd, None, lambda _outcome: None)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+def test_a_write_that_nobody_awaits_any_more_is_freed_at_once_and_not_made(scene: Scene) -> None:
+    """Its thread may wait for the folder for hours, and its bytes are memory of the host."""
+    outcomes: list[object] = []
+    fd = os.dup(scene.fd)
+    change = scene.store.write(TensorInfo("w", KIND, 0.0), fd, None, outcomes.append)
+    assert change.is_awaited()
+    change.drop()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    scene.store.start(0.0)
+    scene.loop.run_one()
+    assert isinstance(outcomes[0], Unavailable)
+    assert scene.folder.last_version("w") == 0
+
+
+def test_a_change_is_awaited_for_so_long(scene: Scene) -> None:
+    assert Change(timeout_s=WAIT_S).is_awaited()
+    assert not Change(timeout_s=0.0).is_awaited()
+    with pytest.raises(Unavailable, match="too long"):
+        scene.folder.write("w", KIND, None, scene.fd, is_awaited=Change(timeout_s=0.0).is_awaited)
