@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 NUM_THREADS = 4
 # Work that waits for a thread; more is refused.
 MAX_WAITING = 1024
+# A look that takes longer counts as failed: the folder does not answer.
+LOOK_S = 10.0
 
 OutcomeT = TypeVar("OutcomeT")
 
@@ -113,7 +115,9 @@ class SharedStore:
         watched: Returns the names to look at; called by a thread.
         on_changed: Called in the loop's thread for a name that another host has changed: with its state on this host, and
             with its last version in the folder, 0 for none.
-        on_failure: Called by a thread after each look for which the folder could not be read.
+        on_failure: Called by one thread after each look for which the folder could not be read, and in each `check_s` that a
+            look takes too long.
+        look_s: Longest time of a look, in seconds.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class SharedStore:
         watched: Callable[[], Sequence[Watched]],
         on_changed: Callable[[Watched, int], None],
         on_failure: Callable[[], None] = lambda: None,
+        look_s: float = LOOK_S,
     ) -> None:
         self._folder = folder
         self._check_s = check_s
@@ -131,6 +136,7 @@ class SharedStore:
         self._watched = watched
         self._on_changed = on_changed
         self._on_failure = on_failure
+        self._look_s = look_s
         self._work: queue.Queue[Callable[[], None]] = queue.Queue(MAX_WAITING)
         self._closing, self._has_looked = threading.Event(), threading.Event()
         self._seen: dict[int, _Seen] = {}
@@ -209,22 +215,46 @@ class SharedStore:
             self._work.get()()
 
     def _watch(self) -> None:
-        while True:
-            try:
-                self.look()
-                if self._is_failing:
-                    logger.info("store: the folder can be read again")
-                self._is_failing = False
-            except OSError as error:
-                if not self._is_failing:
-                    logger.error("store: the folder cannot be read: %s", error)  # noqa: TRY400  (the reason is the whole story)
-                self._is_failing = True
-                self._on_failure()
-            except Exception:
-                logger.exception("store: a look at the folder failed")
+        looks: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        while not self._closing.is_set():
+            # A thread of its own: the folder may not answer.
+            threading.Thread(target=self._try_to_look, args=(looks,), name="store-look", daemon=True).start()
+            self._note_look(looks)
             self._has_looked.set()
-            if self._closing.wait(self._check_s):
-                return
+            self._closing.wait(self._check_s)
+
+    def _try_to_look(self, looks: queue.SimpleQueue[OSError | None]) -> None:
+        error = None
+        try:
+            self.look()
+        except OSError as failure:
+            error = failure
+        except Exception:
+            logger.exception("store: a look at the folder failed")
+        looks.put(error)
+
+    def _note_look(self, looks: queue.SimpleQueue[OSError | None]) -> None:
+        """Waits for the end of a look; counts one that takes too long as often as others would have failed meanwhile."""
+        wait_s = self._look_s
+        while not self._closing.is_set():
+            try:
+                error = looks.get(timeout=wait_s)
+            except queue.Empty:
+                self._note_failure(f"a look takes more than {self._look_s:g} s")
+                wait_s = self._check_s
+                continue
+            if error is not None:
+                self._note_failure(error)
+            elif self._is_failing:
+                logger.info("store: the folder can be read again")
+                self._is_failing = False
+            return
+
+    def _note_failure(self, reason: object) -> None:
+        if not self._is_failing:
+            logger.error("store: the folder cannot be read: %s", reason)
+        self._is_failing = True
+        self._on_failure()
 
     def look(self) -> None:
         """Compares what this host has with the folder once, and cleans a part of it.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -262,3 +264,27 @@ def test_a_change_is_awaited_for_so_long(scene: Scene) -> None:
     assert not Change(timeout_s=0.0).is_awaited()
     with pytest.raises(Unavailable, match="too long"):
         scene.folder.write("w", KIND, None, scene.fd, is_awaited=Change(timeout_s=0.0).is_awaited)
+
+
+def test_a_look_that_does_not_end_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A mount whose server is gone answers nothing at all."""
+    can_end, failures = threading.Event(), queue.Queue[None]()
+
+    def watched() -> list[Watched]:
+        can_end.wait(WAIT_S)
+        return []
+
+    store = SharedStore(
+        scene.folder, 0.01, scene.loop.call, watched, scene.loop.on_changed, lambda: failures.put(None), look_s=0.01
+    )
+    with caplog.at_level("INFO"):
+        store.start(0.0)
+        for _ in range(3):
+            failures.get(timeout=WAIT_S)
+        assert caplog.text.count("takes more than 0.01 s") == 1
+        can_end.set()
+        end_s = time.monotonic() + WAIT_S
+        while "can be read again" not in caplog.text:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+    store.close()
