@@ -159,6 +159,19 @@ def test_a_deletion_is_seen_within_the_interval(hosts: tuple[Host, Host]) -> Non
     until(lambda: one.get("unseen"), 2.0)
 
 
+@pytest.mark.slow
+def test_files_that_are_removed_by_hand_are_deleted_tensors(hosts: tuple[Host, Host], folder: Path) -> None:
+    one, other = hosts
+    one.put("by/hand", 1.0)
+    assert other.product("by/hand") == 1.0
+    for file in files_of(folder, "by+hand"):
+        file.unlink()
+    for host in hosts:
+        until(partial(host.product, "by/hand"), 404)
+    assert other.put("by/hand", 2.0).status_code == 201
+    assert one.product("by/hand") == 2.0
+
+
 def test_what_nobody_has_is_404_on_both(hosts: tuple[Host, Host]) -> None:
     for host in hosts:
         assert host.get("nothing") == 404
