@@ -209,6 +209,8 @@ def test_a_collector_that_is_gone_costs_no_request_and_no_clean_end(start_server
     began_s = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began_s < 15
+    # Each attempt is a line of the packages.
+    assert server.log.read_text().count("spans batch") == 1
 
 
 @pytest.mark.slow

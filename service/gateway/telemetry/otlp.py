@@ -7,8 +7,10 @@ spans, never requests.
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -25,6 +27,30 @@ from tilewire.service.gateway.telemetry.tracing import Span, TraceParent, is_sam
 # How long one POST to the collector may take, and all that is left at the end.
 EXPORT_TIMEOUT_S = 5.0
 LAST_EXPORT_S = 2.0
+# Time between two lines of the log that the packages write.
+LINES_EVERY_S = 60.0
+
+
+class Seldom(logging.Handler):
+    """Hands records on to the log, at most one in a while: the packages write one for each attempt to send.
+
+    Args:
+        every_s: Shortest time between two records, in seconds.
+        clock: The time in seconds.
+    """
+
+    def __init__(self, every_s: float = LINES_EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._clock = clock
+        self._next_s = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hands a record on, or drops it."""
+        now_s = self._clock()
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            logging.root.handle(record)
 
 
 class OtlpRecorder:
@@ -34,6 +60,8 @@ class OtlpRecorder:
         self._ratio = settings.ratio
         # It warns of each member of a `tracestate` that is none: clients would write our log.
         logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
+        packages = logging.getLogger("opentelemetry")
+        packages.handlers, packages.propagate = [Seldom()], False
         exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S)
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what stands here.
         attributes = {"service.name": "tilewire", "service.version": version, "service.instance.id": f"gateway-{index}"}
