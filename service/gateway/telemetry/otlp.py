@@ -11,7 +11,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
 
+import requests
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -29,6 +32,24 @@ EXPORT_TIMEOUT_S = 5.0
 LAST_EXPORT_S = 2.0
 # Time between two lines of the log that the packages write.
 LINES_EVERY_S = 60.0
+
+
+class Collector(requests.Session):
+    """The collector, which answers 503 where it cannot be reached.
+
+    The packages keep an exception until their next attempt, and it holds the frames that it passed, with all spans of the
+    batch. Both hold each other. By then they are too old for a look of the garbage collector: they would stay.
+    """
+
+    def request(self, *args: Any, **kwargs: Any) -> requests.Response:
+        """Sends a request."""
+        try:
+            return super().request(*args, **kwargs)
+        except requests.RequestException as error:
+            reason = str(error)
+        answer = requests.Response()
+        answer.status_code, answer.reason = HTTPStatus.SERVICE_UNAVAILABLE, reason
+        return answer
 
 
 class Seldom(logging.Handler):
@@ -62,7 +83,7 @@ class OtlpRecorder:
         logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         packages = logging.getLogger("opentelemetry")
         packages.handlers, packages.propagate = [Seldom()], False
-        exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S)
+        exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S, session=Collector())
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what stands here.
         attributes = {"service.name": "tilewire", "service.version": version, "service.instance.id": f"gateway-{index}"}
         resource = Resource.create(attributes).merge(OTELResourceDetector().detect())
