@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import socket
 from collections.abc import Callable
 from typing import Protocol, cast
@@ -24,8 +25,10 @@ LEFT_S, PATIENCE = 0.001, 5
 # How long connections are left to gateways that are ready by one that is not, before it looks whether any still is.
 BEHIND_S = 0.02
 MAX_DOUBLINGS = 10
-# How long to wait when the system lets this process have no more descriptors, as in asyncio.
-FULL_S = 1.0
+# How long to wait when the system lets this process have no more descriptors: those of a flood come back at once.
+FULL_S = 0.05
+# Shortest time between two lines of the log that say so.
+LOGGED_EVERY_S = 1.0
 FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -55,6 +58,7 @@ class Acceptor:
         # How many times in a row connections were left to others.
         self._num_left = 0
         self._pause: asyncio.TimerHandle | None = None
+        self._logged_s = -math.inf
         door.listen(BACKLOG)
         self._loop.add_reader(door, self._on_waiting)
 
@@ -104,7 +108,7 @@ class Acceptor:
         except OSError as error:
             # Otherwise another gateway has it, or the client is gone: the system hands on what became of its connection.
             if error.errno in FULL:
-                logger.error("no connection can be taken: %s", error)  # noqa: TRY400  (the reason is the whole story)
+                self._log(error)
                 self._wait(FULL_S)
             return False
         sock.setblocking(False)
@@ -113,6 +117,11 @@ class Acceptor:
         self._beginning.add(task)
         task.add_done_callback(self._beginning.discard)
         return True
+
+    def _log(self, error: OSError) -> None:
+        if self._loop.time() - self._logged_s >= LOGGED_EVERY_S:
+            self._logged_s = self._loop.time()
+            logger.error("no connection can be taken: %s", error)
 
     async def _begin(self, sock: socket.socket) -> None:
         connection = self._make()

@@ -34,13 +34,19 @@ class Plain(asyncio.Protocol):
         self.on_lost()
 
 
-class FailingOnce(socket.socket):
-    """A listening socket on which no connection can be taken, once."""
+class Failing(socket.socket):
+    """A listening socket on which no connection can be taken, at first.
 
-    error, num_errors = errno.EMFILE, 0
+    Attributes:
+        error: Why not.
+        failures: How many times.
+        num_errors: How many times it was so already.
+    """
+
+    error, failures, num_errors = errno.EMFILE, 1, 0
 
     def accept(self) -> tuple[socket.socket, Any]:
-        if not self.num_errors:
+        if self.num_errors < self.failures:
             self.num_errors += 1
             raise OSError(self.error, os.strerror(self.error))
         return super().accept()
@@ -149,13 +155,31 @@ async def test_those_that_are_not_ready_leave_connections_to_those_that_are(
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.EPROTO])
 @in_loop
 async def test_a_connection_that_cannot_be_taken_ends_nothing(doors: list[socket.socket], error: int) -> None:
-    door = FailingOnce(fileno=doors[0].dup().detach())
+    door = Failing(fileno=doors[0].dup().detach())
     door.error = error
     counts = ConnectionCounts()
     acceptor = Acceptor(door, Plain, counts)
     clients = await connect(doors[0], 3)
     await until(lambda: counts.own == 3)
     assert door.num_errors == 1
+    await end(clients, [acceptor], [counts])
+    door.close()
+
+
+@in_loop
+async def test_connections_are_taken_soon_after_descriptors_are_free(
+    doors: list[socket.socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a flood they come back at once, and probes of health wait meanwhile."""
+    door = Failing(fileno=doors[0].dup().detach())
+    door.failures = 40
+    counts = ConnectionCounts()
+    acceptor = Acceptor(door, Plain, counts)
+    clients = await connect(doors[0], 1)
+    await until(lambda: counts.own == 1)
+    assert door.num_errors == 40
+    # No line for each of them.
+    assert 1 <= caplog.text.count("no connection can be taken") < 20
     await end(clients, [acceptor], [counts])
     door.close()
 
