@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,11 @@ from tilewire.service.gateway.telemetry.tracing import Span, TraceParent, is_sam
 # How long one POST to the collector may take, and all that is left at the end.
 EXPORT_TIMEOUT_S = 5.0
 LAST_EXPORT_S = 2.0
+# Variables that name a session with credentials.
+CREDENTIAL_PROVIDERS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+)
 # Time between two lines of the log that the packages write.
 LINES_EVERY_S = 60.0
 
@@ -83,7 +89,9 @@ class OtlpRecorder:
         logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
         packages = logging.getLogger("opentelemetry")
         packages.handlers, packages.propagate = [Seldom()], False
-        exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S, session=Collector())
+        # A session that an operator names is made by the packages.
+        session = None if any(os.environ.get(name) for name in CREDENTIAL_PROVIDERS) else Collector()
+        exporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_TIMEOUT_S, session=session)
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what stands here.
         attributes = {"service.name": "tilewire", "service.version": version, "service.instance.id": f"gateway-{index}"}
         resource = Resource.create(attributes).merge(OTELResourceDetector().detect())
