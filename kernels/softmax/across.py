@@ -28,7 +28,7 @@ class Blocks(NamedTuple):
     few: Block
 
 
-# Of some 30 those that are within 20 % of the best for rows of 5 to 300 elements, nearly all (H200).
+# Of some 30, within a fifth of the best for most rows of 5 to 300 elements (H200; docs/kernels.md has the figures).
 _BLOCKS = Blocks(Block(256, 1, 8), Block(64, 4, 2), Block(16, 16, 2))
 _INTERPRETED = Blocks(Block(8, 1, 4), Block(8, 4, 4), Block(8, 16, 4))
 # Elements of the longest short rows: those that lie apart, and those that follow one another, which share lines of the cache.

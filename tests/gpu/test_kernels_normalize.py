@@ -44,7 +44,7 @@ def test_a_nan_stays_in_its_row(generator):
     assert out[18:].isfinite().all()
 
 
-# Each block of rows that are held side by side, and the copies that are made beyond them.
+# Each block of rows that are read side by side, and the copies that are made beyond them.
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11, 16, 17, 64, 65, 200, 256, 257, 1000, 1023, 1024])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("kind", KINDS)

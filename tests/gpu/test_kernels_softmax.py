@@ -78,7 +78,7 @@ def test_offsets_past_two_to_the_31(generator):
     check(softmax(x)[-3:], x[-3:])
 
 
-# Each block of rows that are held side by side, and the copies that are made beyond them.
+# Each block of rows that are read side by side, and the copies that are made beyond them.
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11, 16, 17, 64, 65, 200, 256, 257, 1000, 1023, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("log", [False, True])
