@@ -109,7 +109,63 @@ def place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK: tl.const
         from_a = offsets_of(far, place, strides_a, stride_an)
         from_b = offsets_of(far, place, strides_b, stride_bn)
         to_out = offsets_of(far, place, strides_o, stride_on)
-    return (a_ptr, from_a, 0), (b_ptr, from_b, 0), to_out, lane, lane < left, left < BLOCK
+    return (a_ptr, from_a, False), (b_ptr, from_b, False), to_out, lane, lane < left, left < BLOCK
+
+
+@triton.jit
+def column_indices(first, near, n, extent_1, divisors, is_narrow, MOST: tl.constexpr):
+    """Indices of columns `first` + `near`, below MOST, over the outer two dimensions and the last, in 64 bits."""
+    outer = near.to(tl.int64)
+    middle = outer
+    column = outer
+    if is_narrow:
+        above, place = divided(first.to(tl.int32) + near, divisors[2], n)
+        top, below = divided(above, divisors[0], extent_1)
+        outer, middle, column = top.to(tl.int64), below.to(tl.int64), place.to(tl.int64)
+    else:
+        carry, column = wrapped(first % n + near, n, MOST)
+        whole = first // n
+        carry, middle = wrapped(whole % extent_1 + carry, extent_1, MOST)
+        outer = (whole // extent_1 + carry).to(tl.int64)
+    return outer, middle, column
+
+
+@triton.jit
+def offsets_across(row, columns, strides, stride_n):
+    """Offsets of the rows and columns of a tile."""
+    outer, middle, column = columns
+    return row * strides[2], outer * strides[0] + middle * strides[1] + column * stride_n
+
+
+@triton.jit
+def place_across(
+    rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):
+    """Places of a tile whose rows are indices of the last of the outer dimensions, and its columns those of all others.
+
+    See `place_tile`.
+    """
+    extent_1, extent_2 = extents
+    # Programs are fewer than 2^31. Those that follow one another share lines of an operand that lies across.
+    row_blocks = tl.cdiv(extent_2, BLOCK_ROWS).to(tl.int32)
+    first_row = (tl.program_id(0) % row_blocks).to(tl.int64) * BLOCK_ROWS
+    first = (tl.program_id(0) // row_blocks).to(tl.int64) * BLOCK_COLUMNS
+    left = rows // extent_2 * n - first
+    lane = tl.arange(0, BLOCK_COLUMNS)
+    row = first_row + tl.arange(0, BLOCK_ROWS)
+    mask = (row < extent_2)[:, None] & (lane < left)[None, :]
+    columns = column_indices(first, lane, n, extent_1, divisors, is_narrow, BLOCK_COLUMNS)
+    out_row, out_column = offsets_across(row, columns, out[0], out[1])
+    is_cut = (left < BLOCK_COLUMNS) | (first_row + BLOCK_ROWS > extent_2)
+    # Said to follow one another, which most do, so that neighbouring threads take neighbouring columns.
+    to_out = tl.max_contiguous(out_row[:, None] + out_column[None, :], (1, BLOCK_COLUMNS))
+    a_ptr, strides_a, stride_an = a
+    b_ptr, strides_b, stride_bn = b
+    from_a = offsets_across(row, columns, strides_a, stride_an)
+    from_b = offsets_across(row, columns, strides_b, stride_bn)
+    is_a_turned = (strides_a[2] > 0) & (strides_a[2] < stride_an)
+    is_b_turned = (strides_b[2] > 0) & (strides_b[2] < stride_bn)
+    return (a_ptr, from_a, is_a_turned), (b_ptr, from_b, is_b_turned), to_out, lane, mask, is_cut
 
 
 @triton.jit
@@ -133,7 +189,7 @@ def place_tile(
 
     `a` and `b` are (pointer, strides of the outer dimensions, stride of the last); `out` is the same without a pointer.
     `sizes` is (extents of the inner two of the outer dimensions, divisors). For "each" in OUT_INNER the tile has BLOCK_N
-    elements that follow one another, else rows.
+    elements that follow one another, for "across" the rows of `place_across`, else rows of the last dimension.
 
     Returns:
         Both operands as `load_tile` takes them, offsets in the output, offsets along a row, the mask of elements that there
@@ -142,10 +198,12 @@ def place_tile(
     extents, divisors = sizes
     if OUT_INNER == "each":
         placed = place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_N)
+    elif OUT_INNER == "across":
+        placed = place_across(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK_ROWS, BLOCK_N)
     else:
-        a_ptr, strides_a, stride_an = a
-        b_ptr, strides_b, stride_bn = b
-        strides_o, stride_on = out
+        a_ptr, strides_a, _ = a
+        b_ptr, strides_b, _ = b
+        strides_o, _ = out
         # Programs are fewer than 2^31, and short divisions are several times as fast.
         column_blocks = tl.cdiv(n, BLOCK_N).to(tl.int32)
         pid = tl.program_id(0)
@@ -157,29 +215,40 @@ def place_tile(
         from_a = row_starts(indices, strides_a, 1 if A_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
         from_b = row_starts(indices, strides_b, 1 if B_INNER == "repeat" else UNIT, OUTER_RANK)[:, None]
         to_out = row_starts(indices, strides_o, UNIT, OUTER_RANK)[:, None]
-        a_ptr += first_n * (1 if A_INNER == "unit" else stride_an)
-        b_ptr += first_n * (1 if B_INNER == "unit" else stride_bn)
-        to_out += (first_n + offs_n.to(tl.int64)) * (1 if OUT_INNER == "unit" else stride_on)
+        a_ptr += first_n * (1 if A_INNER == "unit" else 0)
+        b_ptr += first_n * (1 if B_INNER == "unit" else 0)
+        to_out += first_n + offs_n.to(tl.int64)
         mask = (row < rows)[:, None] & (first_n + offs_n < n)
         is_cut = (first_n + BLOCK_N > n) | (first_row + BLOCK_ROWS > rows)
-        placed = (a_ptr, from_a, stride_an), (b_ptr, from_b, stride_bn), to_out, offs_n, mask, is_cut
+        placed = (a_ptr, from_a, False), (b_ptr, from_b, False), to_out, offs_n, mask, is_cut
     return placed
 
 
 @triton.jit
 def load_tile(operand, offs_n, mask, INNER: tl.constexpr):
-    """A (rows, BLOCK_N) tile; INNER is "unit", "repeat" or "any": the stride along n is 1, 0 or something else.
+    """A (rows, BLOCK_N) tile; INNER is "unit" or "repeat": the stride along n is 1 or 0.
 
-    `operand` is (pointer, offsets of the rows, stride along n). For "each" the offsets are those of elements.
+    `operand` is (pointer, offsets of the rows, stride along n). For "each" the offsets are those of elements, and for "across"
+    those of rows and of columns, and the last says whether neighbours in memory are neighbours in a column: then threads
+    that follow one another read those, and exchange what they have read.
     """
-    ptr, starts, stride_n = operand
-    if INNER == "each":
-        return tl.load(ptr + starts, mask=mask)
-    if INNER == "unit":
-        return tl.load(ptr + starts + offs_n, mask=mask)
-    if INNER == "repeat":
-        return tl.load(ptr + starts + tl.zeros_like(offs_n), mask=mask)
-    return tl.load(ptr + starts + offs_n.to(tl.int64) * stride_n, mask=mask)
+    ptr, starts, is_turned = operand
+    if INNER == "across":
+        from_row, from_column = starts
+        if is_turned:
+            # As the output's offsets, these are said to follow one another.
+            turned = tl.max_contiguous(from_column[:, None] + from_row[None, :], (1, from_row.shape[0]))
+            tile = tl.trans(tl.load(ptr + turned, mask=None if mask is None else tl.trans(mask)))
+        else:
+            straight = tl.max_contiguous(from_row[:, None] + from_column[None, :], (1, from_column.shape[0]))
+            tile = tl.load(ptr + straight, mask=mask)
+    elif INNER == "each":
+        tile = tl.load(ptr + starts, mask=mask)
+    elif INNER == "unit":
+        tile = tl.load(ptr + starts + offs_n, mask=mask)
+    else:
+        tile = tl.load(ptr + starts + tl.zeros_like(offs_n), mask=mask)
+    return tile
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import torch
 
 from tilewire.kernels.runtime.elementwise import ALL_EACH, Config, Specialization
 from tilewire.kernels.runtime.strides import Extent
+from tilewire.kernels.runtime.walks import LINE, LONG_ROW
 
 
 def numbers(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -70,7 +71,7 @@ def lying(values: torch.Tensor, inner: str, dtype: torch.dtype, *, is_padded: bo
 def loose_operands(
     specialization: Specialization, config: Config, dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Operands of two or three blocks for a binary that takes any strides: two that step over every other element.
+    """Operands of some blocks for a binary that takes any strides: two that step over every other element.
 
     The first lies across them, unless each element is placed by itself: then it is like them.
     """
@@ -78,6 +79,6 @@ def loose_operands(
         values = numbers((2, config.block_n // 5 + 1, 5), device)
         first = lying(values, "any", dtypes[0], is_padded=True, shift=1)
     else:
-        values = numbers((2, config.block_rows + 9, 2 * config.block_n - 1), device)
+        values = numbers((2, config.block_rows + LINE + 1, max(2 * config.block_n, LONG_ROW) + 1), device)
         first = lying(values.mT, "unit", dtypes[0], is_padded=True, shift=1).mT
     return (first, *(lying(values, "any", dtype, is_padded=True, shift=1) for dtype in dtypes[1:]))

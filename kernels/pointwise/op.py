@@ -14,7 +14,7 @@ from tilewire.kernels.op import SelfTest
 from tilewire.kernels.pointwise.kernel import pointwise_kernel
 from tilewire.kernels.runtime import elementwise
 from tilewire.kernels.runtime.elementwise import (
-    ALL_ANY,
+    ALL_ACROSS,
     ALL_EACH,
     ALL_UNIT,
     REPEATS,
@@ -82,7 +82,7 @@ _FEW_ROWS, _FEW_ROWS_PIECES = 2, Config(1, 2048, 4)
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its specialization, one of `enumerate_configs`."""
     specialization = problem.specialization
-    if specialization.inner in (ALL_ANY, ALL_EACH):
+    if specialization.inner in (ALL_ACROSS, ALL_EACH):
         return choose_loose(problem, specialization, target)
     is_single = specialization.outer_rank == 0
     is_fewest = problem.rows * problem.n <= _FEWEST * target.num_sms
@@ -95,7 +95,7 @@ def choose(problem: Problem, target: Target) -> Config:
 
 def configs_for(specialization: Specialization, target: Target) -> tuple[Config, ...]:
     """Blocks by rising length of a row, and those for the fewest elements."""
-    if specialization.inner in (ALL_ANY, ALL_EACH):
+    if specialization.inner in (ALL_ACROSS, ALL_EACH):
         return loose_configs(specialization, target)
     found = tuple(config for _, config in _blocks(specialization, target))
     if target.backend == "interpreter":
@@ -121,7 +121,7 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Specialization, Config]]
     for dtype, is_binary in itertools.product(FLOATS, (True, False)):
         patterns = [(True, is_aligned, ALL_UNIT, 0) for is_aligned in (True, False)]
         patterns += [(True, True, inner, 3) for inner in (_COMMON if is_binary else _COMMON[:1])]
-        patterns += [(is_typed, False, inner, 3) for is_typed in (True, False) for inner in (ALL_ANY, ALL_EACH)]
+        patterns += [(is_typed, False, inner, 3) for is_typed in (True, False) for inner in (ALL_ACROSS, ALL_EACH)]
         for pattern in patterns:
             specialization = Specialization(dtype, *pattern, is_binary)
             yield from ((specialization, config) for config in configs_for(specialization, target))
@@ -268,7 +268,7 @@ def self_test(specialization: Specialization, config: Config, device: torch.devi
     dtype = getattr(torch, specialization.dtype)
     other = torch.float16 if specialization.dtype == "float32" else torch.float32
     dtypes = (dtype, dtype, dtype if specialization.is_typed else other)
-    if specialization.inner in (ALL_ANY, ALL_EACH):
+    if specialization.inner in (ALL_ACROSS, ALL_EACH):
         x, y, out = loose_operands(specialization, config, dtypes, device)
     else:
         n = 2 * config.block_n - (0 if specialization.is_aligned else 1)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from tilewire.kernels.runtime.binaries import binary
-from tilewire.kernels.runtime.elementwise import ALL_EACH, Config, Inner, Problem, Specialization
+from tilewire.kernels.runtime.elementwise import ALL_ACROSS, ALL_EACH, Config, Inner, Problem, Specialization
 from tilewire.kernels.runtime.kinds import name_of, pointer
 from tilewire.kernels.runtime.launch import Variant, are_aligned
 from tilewire.kernels.runtime.strides import Dims, broadcast_strides, collapse
@@ -19,8 +19,9 @@ ProblemT = TypeVar("ProblemT", bound=Problem)
 MAX_RANK = 4
 # Counts and offsets in 32 bits end here: before 2^31 by more than a block.
 _NARROW = (1 << 31) - (1 << 16)
-# Elements side by side that make a tile worth while where an operand lies across rows.
-_LINE = 8
+# Elements side by side, and those of a row, from which on a tile gains where an operand lies across rows. Where rows are
+# shorter, the lines that a warp touches stay at hand for the next ones.
+LINE, LONG_ROW = 16, 128
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,22 @@ class Walk:
             self.inner,
             3 if math.prod(self.extents[:2]) > 1 else int(self.extents[2] > 1),
             b is not None,
-            self.across is not None,
+            0 if self.across is None else self.extents[self.across],
         )
 
     @property
     def across(self) -> int | None:
-        """The dimension beside the last in which neighbours lie, of operands that have none in the last; None without."""
+        """The dimension beside the last in which neighbours lie, of operands that have none in the last; None without.
+
+        None, too, where tiles of such rows gain nothing.
+        """
+        if self.extents[3] < LONG_ROW:
+            return None
         steps = [
             (strides[dim], dim)
             for strides in self.strides
             for dim in range(3)
-            if self.extents[dim] >= _LINE and 0 < strides[dim] < strides[3]
+            if self.extents[dim] >= LINE and 0 < strides[dim] < strides[3]
         ]
         return min(steps)[1] if steps else None
 
@@ -106,8 +112,8 @@ def divisor_of(divisor: int) -> int:
 def walk_of(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Walk | None:
     """How a kernel walks operands that broadcast to the shape of `out`; None where dimensions do not merge into four.
 
-    Dimensions come in the order in which they lie in `out`. A tile has rows along the dimension in which an operand that
-    lies across has its neighbours.
+    Dimensions come in the order in which they lie in `out`, but the one in which an operand that lies across has its
+    neighbours is the last but one: rows of a tile go along it.
     """
     steps = [broadcast_strides(tensor.shape, tensor.stride(), out.shape) for tensor in (a, b)]
     steps.append(tuple(out.stride()))
@@ -128,6 +134,9 @@ def programs_of(problem: Problem, specialization: Specialization, config: Config
     """Number of programs that take one block each."""
     if specialization.inner == ALL_EACH:
         return -(-problem.rows * problem.n // config.block_n)
+    if specialization.inner == ALL_ACROSS:
+        rows, columns = problem.across, problem.rows * problem.n // problem.across
+        return -(-rows // config.block_rows) * -(-columns // config.block_n)
     return -(-problem.rows // config.block_rows) * -(-problem.n // config.block_n)
 
 

@@ -29,11 +29,16 @@ _MANY_QUERIES, _MANY_BYTES = 64, 64
 _DIRECT_ITEMS, _DIRECT_SCORES, _DIRECT_ELEMENTS = 4096, 1 << 15, (1 << 23, 1 << 25)
 # The same in the interpreter, where tests search few items.
 _INTERPRETED_DIRECT_ITEMS = 40
-# Up to so many items, and elements of all of them, all scores are computed at once for any number of queries.
-_FEW_ITEMS, _FEW_ELEMENTS = 64, 1 << 13
-# Likewise of up to so many items for each that is kept: scores of scattered groups take longer than those of tiles. For 64
-# queries among 8,192 items of 256 float16, of which 1,000 are kept, 107 µs and 53 (H200). Twice as many where items are short.
-_KEPT_ITEMS, _SHORT_K, _MOST_ITEMS = 16, 128, 8192
+# Up to so many items in all, and for each that is kept, the scores of all are computed, however many queries there are: those
+# of scattered groups take longer than those of tiles. For 64 queries among 8,192 items of 256 float16, of which 1,000 are
+# kept, 107 µs and 53 (H200). For float32, which no matrix unit multiplies exactly, and up to so many elements of all items.
+_FEW_ITEMS, _FEW_ELEMENTS, _KEPT_ITEMS, _MOST_ITEMS = 64, 1 << 13, 16, 8192
+# Twice as many for each that is kept where items are short.
+_SHORT_K = 128
+# For other types (H200, 100 searches; as many again for each that is kept where items are long), and where scores are few.
+_FEW_NARROW_ITEMS, _KEPT_NARROW_ITEMS, _LONG_K, _FEW_NARROW_SCORES = 256, 48, 256, 1 << 20
+# Of few scores those of so many queries, whose elements are so many, are computed by tiles.
+_TILED_QUERIES, _TILED_K = 32, 256
 # Blocks that hold the items of a query whose scores are computed again. Those of several queries rank them whole.
 FINISH = (
     *(Block(32, 1, 8), Block(64, 1, 4), Block(256, 1, 1, 64)),
@@ -81,13 +86,11 @@ class Score:
     """Blocks of the launch that computes the scores of groups of items.
 
     Attributes:
-        queries: Queries of a program.
         groups: Groups of a program.
         block_k: Elements summed at a time.
         num_warps: Warps of a program.
     """
 
-    queries: int
     groups: int
     block_k: int
     num_warps: int
@@ -98,7 +101,8 @@ class Config:
     """Blocks and compiler options of the product, and blocks of the scores.
 
     Attributes:
-        kernel: `tma`, `pointer`, or `none`: no groups are selected, and the scores of all are computed.
+        kernel: `tma` or `pointer`, whose products select groups; `none` or `tile` where the scores of all items are computed,
+            by the kernel for the scores of groups or by tiles.
         block_m: Queries of a tile.
         block_n: Items of a tile.
         block_k: Elements summed at a time.
@@ -121,19 +125,29 @@ class Config:
     is_whole: bool = False
     programs_per_sm: int = 1
     group: int = 32
-    score: Score = Score(1, 1, 128, 4)
+    score: Score = Score(1, 128, 4)
+
+    @property
+    def is_whole_scored(self) -> bool:
+        """Whether the scores of all items are computed."""
+        return self.kernel in ("none", "tile")
 
 
 # By the items of a group: groups of 8 are those of few items, often for many queries, and programs with few registers are
 # many at once.
-_SCORES = {8: Score(1, 1, 128, 1), 32: Score(1, 1, 128, 4), 128: Score(1, 1, 128, 8)}
+_SCORES = {8: Score(1, 128, 1), 32: Score(1, 128, 4), 128: Score(1, 128, 8)}
 # Blocks for so many groups of 8, over all queries, of so short items, that how many programs there are decides: 200,000
 # queries among 1,000 items of 64 bfloat16, of which 10 are kept, took 3.50 ms with a program for each group, and 1.85 (of
 # nine, the best for most of 21 searches; H200).
-_MANY_GROUPS, _SHORT_ITEM, _MANY_SCORES = 1 << 13, 512, Score(1, 4, 32, 1)
-# The scores of all items: few by the kernel of any search, and more by tiles (of nine, within 6 % of the best; H200).
+_MANY_GROUPS, _SHORT_ITEM, _MANY_SCORES = 1 << 13, 512, Score(4, 32, 1)
+# The scores of all items: few by the kernel of any search, and more by tiles.
 DIRECT = Config("none", 1, 8, 128, 1, 1, group=8, score=_SCORES[8])
-DIRECT_TILE = Config("none", 8, 16, 32, 2, 1, group=16, score=Score(8, 1, 32, 2))
+# Of nine, 64 × 64 × 32 was within 10 % of the best for most of 30 searches, and twice the step for long items (H200).
+DIRECT_TILE = Config("tile", 64, 64, 32, 4, 2, group=16)
+_LONG_TILE, _LONG_TILE_K = replace(DIRECT_TILE, block_k=64), 128
+_FEW_QUERIES_TILE, _FEW_QUERIES = replace(DIRECT_TILE, block_m=16, block_k=64), 48
+_INTERPRETED_TILE = Config("tile", 16, 16, 32, 4, 1, group=16)
+_INTERPRETED_TILES = (_INTERPRETED_TILE, replace(_INTERPRETED_TILE, block_k=64), replace(_INTERPRETED_TILE, block_n=32))
 _WHOLE = (
     Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
     Config("tma", 64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
@@ -170,7 +184,7 @@ _INTERPRETED = (
 def choose(problem: Problem, target: Target) -> Config:
     """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`; `tma` for any kind that is aligned."""
     if _is_direct(problem, target):
-        return DIRECT if problem.m * problem.n <= _DIRECT_SCORES else DIRECT_TILE
+        return _tile_for(problem, target) if _is_tiled(problem) else DIRECT
     fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
     fitting = [config for config in fitting if config.is_whole] or fitting
     number = next((number for number, config in enumerate(fitting) if config.block_m >= problem.m), len(fitting) - 1)
@@ -181,16 +195,45 @@ def choose(problem: Problem, target: Target) -> Config:
     return replace(fitting[number], group=group, score=score_for(problem, group))
 
 
+def tiles_for(target: Target) -> tuple[Config, Config, Config]:
+    """Tiles for the scores of all items: of short ones, of long ones, and of any for few queries."""
+    if target.backend == "interpreter":
+        return _INTERPRETED_TILES
+    return DIRECT_TILE, _LONG_TILE, _FEW_QUERIES_TILE
+
+
+def _tile_for(problem: Problem, target: Target) -> Config:
+    """The tile for the scores of all items."""
+    short, long, few = tiles_for(target)
+    if problem.m <= _FEW_QUERIES:
+        return few
+    return long if problem.k > _LONG_TILE_K and problem.dtype != "float32" else short
+
+
+def _is_tiled(problem: Problem) -> bool:
+    """Whether the scores of all items are computed by tiles: they are many, or multiplied by matrix units."""
+    is_tile = problem.m >= _TILED_QUERIES and problem.k <= _TILED_K and problem.dtype != "float32"
+    return is_tile or problem.m * problem.n > _DIRECT_SCORES
+
+
 def _is_direct(problem: Problem, target: Target) -> bool:
     most = _INTERPRETED_DIRECT_ITEMS if target.backend == "interpreter" else _DIRECT_ITEMS
-    if problem.n <= _FEW_ITEMS and problem.n * problem.k <= _FEW_ELEMENTS and target.backend != "interpreter":
+    few, a_kept = _few_items(problem)
+    if problem.n <= min(max(a_kept * problem.best, 0 if target.backend == "interpreter" else few), _MOST_ITEMS):
         return True
-    a_kept = _KEPT_ITEMS * (2 if problem.k <= _SHORT_K else 1)
-    if problem.n <= min(a_kept * problem.best, _MOST_ITEMS):
+    scores, is_short = problem.m * problem.n, problem.k <= _SHORT_K and target.backend != "interpreter"
+    if is_short and problem.dtype != "float32" and problem.n <= _MOST_ITEMS and scores <= _FEW_NARROW_SCORES:
         return True
-    scores = problem.m * problem.n
     most_elements = _DIRECT_ELEMENTS[problem.dtype == "float32"]
     return problem.n <= most and scores <= _DIRECT_SCORES and scores * problem.k <= most_elements
+
+
+def _few_items(problem: Problem) -> tuple[float, int]:
+    """How many items are few, however many queries there are: in all, and for each that is kept."""
+    if problem.dtype == "float32":
+        few = min(_FEW_ITEMS, _FEW_ELEMENTS / max(1, problem.k))
+        return few, _KEPT_ITEMS * (2 if problem.k <= _SHORT_K else 1)
+    return _FEW_NARROW_ITEMS, _KEPT_NARROW_ITEMS * (2 if problem.k >= _LONG_K else 1)
 
 
 def _num_tiles(problem: Problem, config: Config) -> int:
@@ -242,7 +285,7 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and configuration that `choose` can return on `target`."""
     for dtype, is_aligned in itertools.product(DTYPES, (True, False)):
         problem = Problem(1, 1, 64, 1, dtype, is_aligned=is_aligned)
-        yield from ((problem, config) for config in (DIRECT, DIRECT_TILE))
+        yield from ((problem, config) for config in (DIRECT, *tiles_for(target)))
         # Rows are copied to where a descriptor reads them; the interpreter also tests the kernels of devices without any.
         if is_aligned or not target.has_tma or target.backend == "interpreter":
             yield from _members(problem, target)

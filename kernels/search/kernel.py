@@ -263,6 +263,19 @@ def search_pointer_kernel(
 
 
 @triton.jit
+def scored_keys(score, squares, norms_ptr, bias_ptr, item, is_there, metric, has_bias):
+    """Keys of (queries, items) products, or of distances; what is not there has NONE.
+
+    `squares` (queries, 1) are those of the queries' norms, for `cosine`.
+    """
+    norm = tl.load(norms_ptr + item, mask=is_there & (metric == COSINE), other=1.0)[None, :]
+    score *= norm * tl.where(metric == COSINE, inverse_norm(squares), 1.0)
+    score += tl.load(bias_ptr + item, mask=is_there & (has_bias > 0), other=0.0)[None, :]
+    flip = tl.where(metric == L2, -1, 0)
+    return tl.where(is_there[None, :], to_key(to_order(score, flip, flip ^ LOWEST), item[None, :]), NONE)
+
+
+@triton.jit
 def search_score_kernel(
     a_ptr,
     b_ptr,
@@ -270,7 +283,6 @@ def search_score_kernel(
     bias_ptr,
     groups_ptr,
     keys_ptr,
-    m,
     n,
     k,
     kept,
@@ -280,40 +292,34 @@ def search_score_kernel(
     metric,
     has_bias,
     UNIT: tl.constexpr,
-    QUERIES: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Keys of the scores of the items in groups. Grid: (ceil(`m` / QUERIES) × ceil(`kept` / GROUPS),).
+    """Keys of the scores of the items in groups. Grid: (M × ceil(`kept` / GROUPS),).
 
-    `groups_ptr` is (`m`, `kept`) keys of the best groups of one query each, unless not `is_selected`: then the `kept` groups
-    are all that there are. `keys_ptr` is (`m`, `kept` · GROUP). Strides come in UNITs, and so are rows read.
+    `groups_ptr` is (M, `kept`) keys of the best groups of each query, unless not `is_selected`: then the `kept` groups are all
+    that there are. `keys_ptr` is (M, `kept` · GROUP). Strides come in UNITs, and so are rows read.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
     TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
     whole = tl.cdiv(k, UNIT) * UNIT
     blocks = tl.cdiv(kept, GROUPS)
-    query = (tl.program_id(0) // blocks).to(tl.int64) * QUERIES + tl.arange(0, QUERIES)
+    query = (tl.program_id(0) // blocks).to(tl.int64)
     place = tl.program_id(0) % blocks * (GROUPS * GROUP) + tl.arange(0, GROUPS * GROUP)
     number = (place // GROUP).to(tl.int64)
-    is_there = number < kept
-    if QUERIES == 1:
-        in_groups = is_there & (is_selected > 0)
-        group = tl.load(
-            groups_ptr + tl.program_id(0).to(tl.int64) // blocks * kept + number, mask=in_groups, other=NONE
-        )
-        number = tl.where(in_groups, index_of(group), number)
-        is_there &= (group != NONE) | (is_selected == 0)
-    item = number * GROUP + place % GROUP
+    in_groups = (number < kept) & (is_selected > 0)
+    group = tl.load(groups_ptr + query * kept + number, mask=in_groups, other=NONE)
+    is_there = (number < kept) & ((group != NONE) | (is_selected == 0))
+    item = tl.where(in_groups, index_of(group), number) * GROUP + place % GROUP
     is_there &= item < n
-    offs_k = tl.arange(0, BLOCK_K)[None, None, :]
-    a_ptrs = a_ptr + (tl.minimum(query, m - 1) * (stride_a * UNIT))[:, None, None] + offs_k
-    b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[None, :, None] + offs_k
-    total = tl.zeros((QUERIES, GROUPS * GROUP, BLOCK_K), TYPE)
-    squares = tl.zeros((QUERIES, 1, BLOCK_K), tl.float32)
+    offs_k = tl.arange(0, BLOCK_K)[None, :]
+    a_ptrs = a_ptr + query * (stride_a * UNIT) + offs_k
+    b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[:, None] + offs_k
+    total = tl.zeros((GROUPS * GROUP, BLOCK_K), TYPE)
+    squares = tl.zeros((1, BLOCK_K), tl.float32)
     for start in range(0, k, BLOCK_K):
         in_words, in_k = offs_k < whole - start, offs_k < k - start
         # What lies behind a row may be NaN.
@@ -325,14 +331,70 @@ def search_score_kernel(
             total += b * a
         if metric == COSINE:
             squares += a.to(tl.float32) * a.to(tl.float32)
-    score = tl.sum(total, axis=2).to(tl.float32)
-    norm = tl.load(norms_ptr + item, mask=is_there & (metric == COSINE), other=1.0)[None, :]
-    score *= norm * tl.where(metric == COSINE, inverse_norm(tl.sum(squares, axis=2)), 1.0)
-    score += tl.load(bias_ptr + item, mask=is_there & (has_bias > 0), other=0.0)[None, :]
-    flip = tl.where(metric == L2, -1, 0)
-    key = tl.where(is_there[None, :], to_key(to_order(score, flip, flip ^ LOWEST), item[None, :]), NONE)
-    mask = (query < m)[:, None] & (place < kept * GROUP)[None, :]
-    tl.store(keys_ptr + (query * kept * GROUP)[:, None] + place[None, :], key, mask=mask)
+    score = tl.sum(total, axis=1).to(tl.float32)[None, :]
+    square = tl.sum(squares, axis=1, keep_dims=True)
+    keys = scored_keys(score, square, norms_ptr, bias_ptr, item, is_there, metric, has_bias)
+    to_keys = keys_ptr + query * kept * GROUP + place[None, :]
+    tl.store(to_keys, keys, mask=(place < kept * GROUP)[None, :])
+
+
+@triton.jit
+def search_tile_kernel(
+    a_ptr,
+    b_ptr,
+    norms_ptr,
+    bias_ptr,
+    keys_ptr,
+    m,
+    n,
+    k,
+    num_keys,
+    stride_a,
+    stride_b,
+    metric,
+    has_bias,
+    UNIT: tl.constexpr,
+    UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Keys of the scores of all items, (`m`, `num_keys` ≥ `n`). Grid: (tiles of items × blocks of queries,).
+
+    Strides come in UNITs, and so are rows read. Rows past the end are clamped. Distances are sums of squared differences: they
+    walk along K one element at a time.
+    """
+    await_previous(OVERLAP)
+    IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
+    TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    whole = tl.cdiv(k, UNIT) * UNIT
+    tiles = tl.cdiv(num_keys, BLOCK_N)
+    query = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    item = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    from_a = tl.minimum(query, m - 1) * (stride_a * UNIT)
+    from_b = tl.minimum(item, n - 1) * (stride_b * UNIT)
+    total = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
+    squares = tl.zeros((BLOCK_M,), tl.float32)
+    if metric == L2:
+        for place in range(k):
+            gap = tl.load(b_ptr + from_b + place).to(TYPE)[None, :] - tl.load(a_ptr + from_a + place).to(TYPE)[:, None]
+            total += gap * gap
+    else:
+        offs_k = tl.arange(0, BLOCK_K)[None, :]
+        a_ptrs, b_ptrs = a_ptr + from_a[:, None] + offs_k, b_ptr + from_b[:, None] + offs_k
+        for start in range(0, k, BLOCK_K):
+            in_words, in_k = offs_k < whole - start, offs_k < k - start
+            # What lies behind a row may be NaN.
+            a = tl.where(in_k, tl.load(a_ptrs + start, mask=in_words, other=0), 0)
+            b = tl.where(in_k, tl.load(b_ptrs + start, mask=in_words, other=0), 0)
+            total = multiply(a, b, total, False, "ieee", UPCAST)
+            if metric == COSINE:
+                squares += tl.sum(a.to(tl.float32) * a.to(tl.float32), axis=1)
+    score = total.to(tl.float32)
+    keys = scored_keys(score, squares[:, None], norms_ptr, bias_ptr, item, item < n, metric, has_bias)
+    mask = (query < m)[:, None] & (item < num_keys)[None, :]
+    tl.store(keys_ptr + (query * num_keys)[:, None] + item[None, :], keys, mask=mask)
 
 
 @triton.jit

@@ -36,6 +36,7 @@ from tilewire.kernels.search.variants import (
     norms_variant,
     product_variant,
     score_variant,
+    tile_variant,
 )
 from tilewire.kernels.topk.configs import MAX_K, block_for, num_kept, select_blocks
 from tilewire.kernels.topk.op import select_steps
@@ -295,15 +296,21 @@ def _pipeline(
     parts: dict[str, Part] = {}
     selected = "scored"
     kept = _num_kept(config, best, sizes["groups"])
-    if config.kernel != "none":
+    if not config.is_whole_scored:
         steps, parts = _selection(a, b, problem, metric, config, sizes, target)
         selected = steps[-1].operands[-1]
     num_keys = kept * config.group
     parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
-    of_groups = {"k": k, "kept": kept, "is_selected": int(config.kernel != "none")}
-    blocks = -(-m // config.score.queries) * -(-kept // config.score.groups)
-    launch = Launch(score_variant(problem, config, target), (blocks,), sizes | of_groups, a.device)
-    steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
+    if config.kernel == "tile":
+        tiles = -(-m // config.block_m) * -(-num_keys // config.block_n)
+        of_tiles = sizes | {"k": k, "num_keys": num_keys}
+        launch = Launch(tile_variant(problem, config, target), (tiles,), of_tiles, a.device)
+        steps.append(Step(launch, ("a", "b", "norms", "bias", "scored")))
+    else:
+        of_groups = sizes | {"k": k, "kept": kept, "is_selected": int(config.kernel != "none")}
+        programs = m * -(-kept // config.score.groups)
+        launch = Launch(score_variant(problem, config, target), (programs,), of_groups, a.device)
+        steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
     last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
     block = block_for(num_keys, FINISH)
     launch = Launch(finish_variant(block, target), (-(-m // block.block_rows),), sizes | last, a.device)
@@ -313,7 +320,7 @@ def _pipeline(
 
 def _num_kept(config: Config, best: int, groups: int) -> int:
     """Number of groups of a query whose scores are computed again."""
-    return groups if config.kernel == "none" else best
+    return groups if config.is_whole_scored else best
 
 
 def _selection(

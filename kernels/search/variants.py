@@ -16,6 +16,7 @@ from tilewire.kernels.search.kernel import (
     search_norms_kernel,
     search_pointer_kernel,
     search_score_kernel,
+    search_tile_kernel,
     search_tma_kernel,
 )
 from tilewire.kernels.topk.configs import Block
@@ -28,6 +29,9 @@ CENTRE_K = 1024
 
 def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
     """Yields the binaries that `problem` is searched with, but for norms, those that select, and the last."""
+    if config.kernel == "tile":
+        yield tile_variant(problem, config, target)
+        return
     if config.kernel != "none":
         yield product_variant(problem, config, target)
     yield score_variant(problem, config, target)
@@ -80,12 +84,27 @@ def score_variant(problem: Problem, config: Config, target: Target) -> Variant:
     score = config.score
     constants = {
         "UNIT": problem.unit,
-        "QUERIES": score.queries,
         "GROUPS": score.groups,
         "GROUP": config.group,
         "BLOCK_K": 32 if target.backend == "interpreter" else score.block_k,
     }
     return binary(search_score_kernel, types, constants, score.num_warps, target)
+
+
+def tile_variant(problem: Problem, config: Config, target: Target) -> Variant:
+    """The binary that computes the scores of all items by tiles."""
+    types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(problem.dtype)) | {"norms_ptr": "*fp32", "bias_ptr": "*fp32"}
+    constants = {
+        "UNIT": problem.unit,
+        "UPCAST": target.backend == "interpreter" and problem.dtype == "bfloat16",
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+    }
+    options: dict[str, Any] = {"num_stages": config.num_stages}
+    if target.backend == "hip":
+        options |= {"matrix_instr_nonkdim": 16}
+    return binary(search_tile_kernel, types, constants, config.num_warps, target, **options)
 
 
 def finish_variant(block: Block, target: Target) -> Variant:

@@ -48,7 +48,8 @@ from tilewire.kernels.registry import kernel_op
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.search.configs import Problem as SearchProblem
 from tilewire.kernels.search.configs import choose as choose_search
-from tilewire.kernels.search.variants import product_variant, score_variant
+from tilewire.kernels.search.configs import tiles_for
+from tilewire.kernels.search.variants import product_variant, score_variant, tile_variant
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.configs import select as choose_softmax
@@ -156,9 +157,9 @@ def variants(target):
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
         yield f"add {dtype}", build_add(problem.specialization, choose_add(problem, target), target)
-        for is_across, n, out_dtype in itertools.product((False, True), (5, 50), (dtype, "float16")):
-            problem = AddProblem(1 << 20, n, dtype, out_dtype, False, outer_rank=3, is_across=is_across)
-            name = f"add {dtype} {n} {out_dtype} {'across' if is_across else 'each'} unaligned"
+        for across, out_dtype in itertools.product((0, 1 << 20), (dtype, "float16")):
+            problem = AddProblem(1 << 20, 50, dtype, out_dtype, False, outer_rank=3, across=across)
+            name = f"add {dtype} {out_dtype} {'across' if across else 'each'} unaligned"
             yield name, build_add(problem.specialization, choose_add(problem, target), target)
     yield from grouped_variants(target)
     yield from ranking_variants(target)
@@ -190,6 +191,13 @@ def ranking_variants(target):
         name = f"search {m} {k} {dtype} {is_plain}"
         yield name, product_variant(search, config, target)
         yield f"{name} again unaligned", score_variant(search, config, target)
+    for dtype, (m, k) in itertools.product(("bfloat16", "int8", "float32"), ((64, 64), (64, 768), (4, 64))):
+        search = SearchProblem(m, 64, k, 10, dtype)
+        for config in tiles_for(target):
+            yield (
+                f"search all {m} {k} {dtype} {config.block_m} {config.block_k} unaligned",
+                tile_variant(search, config, target),
+            )
 
 
 def row_variants(target):
@@ -217,11 +225,11 @@ def row_variants(target):
                 f"pointwise {dtype}",
                 build_pointwise(elements.specialization, choose_pointwise(elements, target), target),
             )
-            for is_across, n in itertools.product((False, True), (5, 50)):
+            for across in (0, 1 << 20):
                 elements = PointwiseProblem(
-                    1 << 20, n, dtype, dtype, False, outer_rank=3, is_binary=is_binary, is_across=is_across
+                    1 << 20, 50, dtype, dtype, False, outer_rank=3, is_binary=is_binary, across=across
                 )
-                name = f"pointwise {dtype} {n} {is_binary} {'across' if is_across else 'each'} unaligned"
+                name = f"pointwise {dtype} {is_binary} {'across' if across else 'each'} unaligned"
                 yield name, build_pointwise(elements.specialization, choose_pointwise(elements, target), target)
 
 

@@ -20,7 +20,7 @@ from tilewire.kernels.runtime.kinds import FLOATS
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
-from tilewire.kernels.search.variants import finish_variant, product_variant, score_variant
+from tilewire.kernels.search.variants import binaries, finish_variant
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk.op import built, select_variant
 
@@ -64,12 +64,10 @@ def test_every_search(m, n, k, best, dtype, data, name):
     problem = search_configs.Problem(m, n, k, best, dtype, precision, is_aligned, is_plain)
     for each in (problem, search_configs.invariant(problem)):
         config = search_configs.choose(each, target)
-        is_direct = config.kernel == "none"
         # Rows that lie otherwise are copied.
         problem = replace(problem, is_aligned=problem.is_aligned or config.kernel == "tma")
-        assert is_direct or product_variant(problem, config, target) in listed("search", name)
-        assert score_variant(problem, config, target) in listed("search", name)
-        num_keys = (-(-n // config.group) if is_direct else best) * config.group
+        assert set(binaries(problem, config, target)) <= listed("search", name)
+        num_keys = (-(-n // config.group) if config.is_whole_scored else best) * config.group
         block = topk_configs.block_for(num_keys, search_configs.FINISH)
         assert finish_variant(block, target) in listed("search", name)
         assert block.block_n >= num_keys

@@ -248,7 +248,7 @@ def test_scores_of_all_items_at_once_are_those_of_selected_groups(dtype, metric,
     norms = None if metric == "dot" else item_norms(b, metric)
     results = []
     groups = Config("pointer", 16, 32, 32, 4, 1, is_swapped=True, group=8)
-    for config in (DIRECT, DIRECT_TILE, groups, replace(groups, score=Score(1, 4, 32, 1))):
+    for config in (DIRECT, DIRECT_TILE, groups, replace(groups, score=Score(4, 32, 1))):
         values, indices = torch.zeros((3, 9)), torch.zeros((3, 9), dtype=torch.int64)
         prepare(a, b, 9, metric=metric, bias=bias, config=config)(a, b, norms, bias, values, indices)
         results.append((values, indices))
