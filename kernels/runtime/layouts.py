@@ -52,9 +52,12 @@ def preferred_layout(op: str, operand: str, dtype: str, precision: str = "ieee")
     Returns:
         The layout. Others are right too, and slower.
     """
-    is_8_bit = dtype in ("int8", "float8_e4m3fn", "float8_e5m2")
-    is_tf32 = dtype == "float32" and precision != "ieee"
-    return Layout(is_k_major=op == "matmul" and operand == "b" and (is_8_bit or is_tf32))
+    return Layout(is_k_major=op == "matmul" and operand == "b" and is_summed_contiguous(dtype, precision))
+
+
+def is_summed_contiguous(dtype: str, precision: str) -> bool:
+    """Whether the matrix unit takes operands of `dtype` only with the summed dimension contiguous."""
+    return dtype in ("int8", "float8_e4m3fn", "float8_e5m2") or (dtype == "float32" and precision != "ieee")
 
 
 def row_step(length: int, item_bytes: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.mappings import MappedAtOnce
 from tests.support.resident_chain import put
-from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.backends.host import dtype_name, tensor_of
 from tilewire.service.engine.loop.jobs import BoundJob, Client
@@ -99,10 +99,11 @@ class JobBench:
     Args:
         nbytes: Size of the segment.
         align: Tensors begin at multiples of this.
+        backend: Makes the memory of residents.
     """
 
-    def __init__(self, nbytes: int = 2**20, align: int = 256) -> None:
-        self.backend = CpuBackend()
+    def __init__(self, nbytes: int = 2**20, align: int = 256, backend: Backend | None = None) -> None:
+        self.backend = backend or CpuBackend()
         vault = VaultWriter(-1)
         self.residents = Residents(self.backend, 2**40, vault)
         self.bindings = Bindings(self.residents)

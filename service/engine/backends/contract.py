@@ -312,6 +312,13 @@ class Backend(Protocol):
         """
         ...
 
+    def lay_out(self, tensor: torch.Tensor, op: AnyOp, name: str, options: OpOptions) -> torch.Tensor:
+        """Returns a resident as an op reads its input `name` fastest: as it lies, or a copy that lies otherwise.
+
+        Called before the first batch that reads it.
+        """
+        ...
+
     def free(self, tensors: list[torch.Tensor]) -> None:
         """Empties the list, now or soon: a resident is gone, and nobody else need wait while the system takes its memory."""
         ...

@@ -33,7 +33,7 @@ from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
-from tilewire.service.ops.op import AxisOp, ElementwiseOp
+from tilewire.service.ops.op import AnyOp, AxisOp, ElementwiseOp, OpOptions
 
 # Launches of fewer operations run on one thread: others would take as long to wake, and longer where cores are busy. A
 # float32 product of 128 x 128 x 128 is 4e6 operations and takes 25 us on one thread.
@@ -151,6 +151,10 @@ class CpuBackend:
         if (kept.mapped.data_ptr() + kept.offset) % self._alignment:
             return torch.empty(kept.type.shape, dtype=TORCH_DTYPES[kept.type.dtype])
         return tensor_of(kept, self._alignment)
+
+    def lay_out(self, tensor: torch.Tensor, op: AnyOp, name: str, options: OpOptions) -> torch.Tensor:
+        """As it lies."""
+        return tensor
 
     def free(self, tensors: list[torch.Tensor]) -> None:
         """Leaves large ones to a thread; torch releases the interpreter's lock meanwhile."""

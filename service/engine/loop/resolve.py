@@ -116,9 +116,11 @@ class Bindings:
         found = [residents.get(name, field=one.name) for name, one in plan.residents]
         tensors = {}
         for (_, one), resident in zip(plan.residents, found, strict=True):
-            tensor = _tensor_for(one, resident)
-            if tensor is None:
+            if _tensor_for(one, resident) is None:
                 return _stale(job, plan, found, residents)
+            residents.lay_out(resident, plan.op, one.name, plan.template.options)
+            tensor = _tensor_for(one, resident)
+            assert tensor is not None, "This is a bug."
             tensors[one.name] = tensor
         binding = self._by_plan[plan] = _binding(plan, found, tensors)
         for name, _ in plan.residents:

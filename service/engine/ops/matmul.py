@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands, Results
+from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands, Results, Summed
 from tilewire.service.ops.matmul import MatmulOptions
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -95,6 +95,10 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         return lambda given: matmul(
             given["a"], given["b"], out, given.get("bias"), given.get("a_scale"), given.get("b_scale")
         )
+
+    def summed(self, name: str, options: MatmulOptions) -> Summed | None:
+        axes = {"a": -2 if options.transpose_a else -1, "b": -1 if options.transpose_b else -2}
+        return Summed(axes[name], options.precision) if name in axes else None
 
     def grouped(self, options: MatmulOptions) -> Epilogue | None:
         is_plain = not (options.transpose_a or options.transpose_b)

@@ -61,6 +61,18 @@ class Epilogue(NamedTuple):
     precision: str
 
 
+class Summed(NamedTuple):
+    """How products of an input are summed.
+
+    Attributes:
+        axis: Along which axis, -1 or -2.
+        precision: Of float32.
+    """
+
+    axis: int
+    precision: str
+
+
 class EngineOp(abc.ABC, Generic[OptionsT]):
     """Computation of one op on either backend.
 
@@ -112,6 +124,10 @@ class EngineOp(abc.ABC, Generic[OptionsT]):
         Raises:
             ValueError: It takes several launches.
         """
+
+    def summed(self, name: str, options: OptionsT) -> Summed | None:
+        """Returns how products of an input are summed; None where it has none. Some dtypes are laid out for that."""
+        return None
 
     def grouped(self, options: OptionsT) -> Epilogue | None:
         """Returns the epilogue of `a @ b` when requests may be one grouped matrix product, else None."""

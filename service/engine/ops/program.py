@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from tilewire.service.engine.backends.host import TORCH_DTYPES, dtype_name
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results, Summed
 from tilewire.service.ops.op import TensorType
 from tilewire.service.ops.program.op import ProgramFamily, ProgramOptions
 from tilewire.service.ops.program.planning import PlannedProgram
@@ -60,6 +60,14 @@ class EngineProgram(EngineOp[ProgramOptions]):
                 launch(_operands(sources, current, given.resident))
 
         return run
+
+    def summed(self, name: str, options: ProgramOptions) -> Summed | None:
+        """See `EngineOp`: as the first step does that sums products of the input."""
+        for step in self._family.bound(options).program.steps:
+            for field, source in step.inputs.items():
+                if source == name and (summed := self._ops[step.op.name].summed(field, step.options)) is not None:
+                    return summed
+        return None
 
     def _steps(self, call: KernelCall[ProgramOptions]) -> tuple[dict[str, torch.Tensor], list[_Step]]:
         """Returns the tensors of all values, and each step as the call of an op on them."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results
+from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results, Summed
 from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.search import SearchOptions
 
@@ -90,6 +90,9 @@ class EngineSearch(EngineOp[SearchOptions]):
             search(given["a"], b, norms, given.get("bias"), values, indices)
 
         return compute
+
+    def summed(self, name: str, options: SearchOptions) -> Summed | None:
+        return Summed(-1, options.precision) if name in ("a", "b") else None
 
     def _norms_of(self, inputs: Operands, kind: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Returns the norms of the items; those of resident ones are computed at their first use."""

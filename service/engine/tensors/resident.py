@@ -36,6 +36,7 @@ class Resident:
         generation: Number that no other tensor of this process has.
         has_copy: Whether the vault has its host copy, or a file its bytes.
         is_left_out: Whether bringing it to this device has failed.
+        is_laid_out: Whether a request has chosen how it lies on this device.
     """
 
     info: TensorInfo
@@ -46,6 +47,7 @@ class Resident:
     generation: int = 0
     has_copy: bool = True
     is_left_out: bool = False
+    is_laid_out: bool = False
 
     @property
     def nbytes(self) -> int:

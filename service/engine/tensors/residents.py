@@ -25,7 +25,7 @@ from tilewire.service.errors import Lost, ResidentQuota, TilewireError, Unavaila
 from tilewire.service.ipc.board import VersionBoard, home_of
 from tilewire.service.ipc.messages import Stored, TensorInfo
 from tilewire.service.match import Match, check_match
-from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.op import AnyOp, OpOptions, TensorType
 from tilewire.service.placement import PLACEMENTS, Placement, part_of, placement_of
 from tilewire.service.supervisor.handover import Kept
 from tilewire.service.supervisor.vault import VaultWriter
@@ -382,6 +382,12 @@ class Residents:
         resident.hits += 1
         resident.last_used = self._clock()
         self._by_use.move_to_end(resident.info.name)
+
+    def lay_out(self, resident: Resident, op: AnyOp, field: str, options: OpOptions) -> None:
+        """Lays a tensor out for the op whose input `field` it is, unless a request has read it before: that chose."""
+        if resident.tensor is not None and not resident.is_laid_out:
+            resident.is_laid_out = True
+            resident.tensor = self._backend.lay_out(resident.tensor, op, field, options)
 
     def info(self, name: str) -> TensorInfo:
         """Describes a tensor, with the engines that can serve it now; see `get`."""

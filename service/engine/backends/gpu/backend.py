@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import triton
 
-from tilewire.kernels.runtime.layouts import preferred_layout, zeros_laid_out
+from tilewire.kernels.runtime.layouts import Layout, is_summed_contiguous, lay_out, preferred_layout, zeros_laid_out
 from tilewire.service.engine.backends.contract import (
     PIECE_BYTES,
     DeviceLost,
@@ -32,9 +32,11 @@ from tilewire.service.engine.backends.gpu.pinning import pin, spans_of, unpin
 from tilewire.service.engine.backends.gpu.pipeline import InFlight, Pipeline
 from tilewire.service.engine.backends.gpu.staging import Staging
 from tilewire.service.engine.backends.gpu.warm_pools import fill_pools, load_copies
-from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread
+from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, dtype_name
+from tilewire.service.engine.ops.registry import ENGINE_OPS
 from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import Segment, take_all_pages
+from tilewire.service.ops.op import AnyOp, OpOptions
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +155,23 @@ class GpuBackend:
                 tensor = zeros_laid_out(tensor, shape, preferred_layout("matmul", "b", kept.type.dtype))
             self._reserved.record()
         return tensor
+
+    def lay_out(self, tensor: torch.Tensor, op: AnyOp, name: str, options: OpOptions) -> torch.Tensor:
+        """With the summed dimension contiguous, for dtypes that matrix units take only so: copied now, not at every product."""
+        summed = ENGINE_OPS[op.name].summed(name, options)
+        if summed is None or not is_summed_contiguous(dtype_name(tensor.dtype), summed.precision):
+            return tensor
+        if tensor.dim() < 2 or not tensor.numel() or tensor.stride(summed.axis) == 1:
+            return tensor
+        try:
+            with self._guard, torch.cuda.stream(self._pipeline.stage_in):
+                laid_out = lay_out(tensor, Layout(is_k_major=summed.axis == -2))
+                # Other streams read it.
+                self._pipeline.stage_in.synchronize()
+        except TooBusy:
+            # There is no memory for a second one: it is read as it lies.
+            return tensor
+        return laid_out
 
     def free(self, tensors: list[torch.Tensor]) -> None:
         """At once: the memory stays with the allocator, and may be all that the next tensor finds."""

@@ -15,12 +15,13 @@ from tests.support.jobs import JobBench, template_of
 from tests.support.resident_chain import put as put_resident
 from tests.support.transfers import MovedAtOnce
 from tilewire.service.engine.backends.contract import HostBytes
+from tilewire.service.engine.backends.cpu import CpuBackend
 from tilewire.service.engine.loop.jobs import BoundJob, JobPlan
 from tilewire.service.engine.loop.resolve import bind, plan_of
 from tilewire.service.errors import UnknownName
 from tilewire.service.ipc.messages import Job, Stale
 from tilewire.service.ops.matmul import MatmulOptions
-from tilewire.service.ops.op import TensorType
+from tilewire.service.ops.op import AnyOp, OpOptions, TensorType
 
 A, B = TensorType("float32", (2, 4)), TensorType("float32", (4, 3))
 OUT = TensorType("float32", (2, 3))
@@ -75,6 +76,37 @@ def test_a_job_that_demands_a_version_of_a_file_takes_no_other(bench: JobBench) 
         pinned = msgspec.structs.replace(template, inputs=(a, msgspec.structs.replace(b, version=version)))
         job = Job(1, 1, (256, 1024), 9, 3)
         assert isinstance(bind(job, plan_of(pinned, "cpu"), bench.client, bench.bindings, bench.regions, 7), kind)
+
+
+class TurningBackend(CpuBackend):
+    """A device that lays out every resident anew."""
+
+    def lay_out(self, tensor: torch.Tensor, op: AnyOp, name: str, options: OpOptions) -> torch.Tensor:
+        """See `Backend`."""
+        return tensor.mT.contiguous().mT
+
+
+def test_the_first_job_that_reads_a_tensor_has_it_laid_out() -> None:
+    bench = JobBench(4096, backend=TurningBackend())
+    put(bench, torch.arange(12.0).view(4, 3))
+    plans = [plan_of(template_of("matmul", MatmulOptions(), {"a": A, "b": B}, {"b": "w"}), "cpu") for _ in range(2)]
+    wide = TensorType("float32", (4, 5))
+    unfit = plan_of(template_of("matmul", MatmulOptions(), {"a": A, "b": wide}, {"b": "w"}), "cpu")
+    before = bench.residents.get("w").tensor
+    # One of another type has none.
+    assert isinstance(bind(Job(1, 1, (256, 1024)), unfit, bench.client, bench.bindings, bench.regions, 7), Stale)
+    assert bench.residents.get("w").tensor is before
+    first = bound(bench, plans[0], 256, 1024).inputs["b"]
+    assert isinstance(first, torch.Tensor)
+    assert first.stride() == (1, 4)
+    assert torch.equal(first, torch.arange(12.0).view(4, 3))
+    # What others have read stays as it is.
+    assert bound(bench, plans[1], 256, 1024).inputs["b"] is first is bench.residents.get("w").tensor
+    put(bench, torch.zeros(4, 3))
+    again = bound(bench, plans[1], 256, 1024).inputs["b"]
+    assert isinstance(again, torch.Tensor)
+    assert again.stride() == (1, 4)
+    bench.close()
 
 
 def test_a_replaced_resident_gives_another_key_and_is_not_kept(bench: JobBench, plan: JobPlan) -> None:
