@@ -16,11 +16,12 @@ from tilewire.kernels.normalize.kernel import (
     normalize_row_kernel,
 )
 from tilewire.kernels.op import SelfTest
+from tilewire.kernels.pointwise.copying import contiguous, copy_into
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import RowsView, as_rows, check_dtype, check_rows, row_stride, rows_of
+from tilewire.kernels.runtime.rows import RowsView, check_dtype, check_rows, row_stride, rows_of
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.softmax.across import block_for, blocks_for, is_across
 from tilewire.kernels.softmax.groups import can_wait, options_of
@@ -377,10 +378,10 @@ def _through_copies(
     if is_direct:
         launch(x, weight, bias, out)
         return
-    rows = as_rows(x, axis)
+    rows = contiguous(x.movedim(axis, -1))
     written = torch.empty(rows.shape, dtype=out.dtype, device=out.device)
-    launch(rows.contiguous(), weight, bias, written)
-    out.copy_(written.movedim(-1, axis))
+    launch(rows, weight, bias, written)
+    copy_into(out, written.movedim(-1, axis))
 
 
 # ── self-test ───────────────────────────────────────────────────────────────────────────────────────

@@ -11,6 +11,7 @@ import torch
 
 from tilewire.kernels.build.operands import numbers
 from tilewire.kernels.op import SelfTest
+from tilewire.kernels.pointwise.copying import contiguous, copy_into
 from tilewire.kernels.reduce.configs import KINDS, OUT_KINDS, SHORT, Config, Kind, Problem, choose, choose_invariant
 from tilewire.kernels.reduce.kernel import reduce_column_kernel, reduce_row_kernel
 from tilewire.kernels.runtime.binaries import binary
@@ -176,11 +177,12 @@ def _begin_apart(x: torch.Tensor, view: RowsView) -> bool:
 def _through_rows(pipeline: Pipeline, axis: int | None, step: int, x: torch.Tensor, out: torch.Tensor) -> None:
     """Reduces rows that are copied to begin `step` elements apart, or all elements as one row."""
     if axis is None:
-        pipeline(x.contiguous(), out)
+        pipeline(contiguous(x), out)
         return
     rows = x.movedim(axis, -1)
     laid = torch.empty((*rows.shape[:-1], step), dtype=x.dtype, device=x.device)[..., : rows.shape[-1]]
-    pipeline(laid.copy_(rows), out)
+    copy_into(laid, rows)
+    pipeline(laid, out)
 
 
 def _of_one(kind: Kind, x: torch.Tensor, out: torch.Tensor) -> None:

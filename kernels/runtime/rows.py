@@ -99,9 +99,3 @@ def row_stride(x: torch.Tensor) -> int | None:
     if len(extents) > 1:
         return None
     return strides[0] if strides else x.shape[-1]
-
-
-def as_rows(x: torch.Tensor, axis: int) -> torch.Tensor:
-    """`x` with `axis` last, copied unless `row_stride` finds its rows at one distance."""
-    rows = x.movedim(axis, -1)
-    return rows if row_stride(rows) is not None else rows.contiguous()

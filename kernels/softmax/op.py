@@ -11,6 +11,7 @@ import torch
 
 from tilewire.kernels.build.operands import lay, like
 from tilewire.kernels.op import SelfTest
+from tilewire.kernels.pointwise.copying import contiguous, copy_into
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, name_of, pointer, unit_of
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
@@ -179,9 +180,9 @@ def prepare(
 
     def make() -> Prepared:
         def through_copies(x: torch.Tensor, out: torch.Tensor) -> None:
-            x, temporary = x.contiguous(), torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            x, temporary = contiguous(x), torch.empty(out.shape, dtype=out.dtype, device=out.device)
             prepare(x, temporary, log=log, config=config)(x, temporary)
-            out.copy_(temporary)
+            copy_into(out, temporary)
 
         view = rows_of(x, out)
         if view is None:

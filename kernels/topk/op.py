@@ -11,11 +11,12 @@ from dataclasses import replace
 import torch
 
 from tilewire.kernels.op import SelfTest
+from tilewire.kernels.pointwise.copying import contiguous
 from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, name_of, pointer
 from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
-from tilewire.kernels.runtime.rows import as_rows, check_rows, row_stride
+from tilewire.kernels.runtime.rows import check_rows, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.topk.configs import (
     MAX_K,
@@ -203,7 +204,8 @@ def _through_copies(
     """Launches on rows and outputs that lie as the kernels take them."""
     outputs = [out.movedim(axis, -1) for out in (values, indices)]
     written = [torch.empty_like(out, memory_format=torch.contiguous_format) for out in outputs]
-    launches(as_rows(x, axis), *written)
+    rows = x.movedim(axis, -1)
+    launches(rows if row_stride(rows) is not None else contiguous(rows), *written)
     for out, found in zip(outputs, written, strict=True):
         out.copy_(found)
 

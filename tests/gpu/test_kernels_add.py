@@ -9,6 +9,7 @@ if not torch.cuda.is_available():
 from tests.support.kernel_bounds import poisoned
 from tilewire.kernels import add
 from tilewire.kernels.add.op import DTYPES
+from tilewire.kernels.pointwise.copying import contiguous, copy_into
 
 ALL = [getattr(torch, name) for name in DTYPES]
 
@@ -71,3 +72,20 @@ def test_offsets_past_two_to_the_31(n):
     out = add(a, a, alpha=2)
     assert (out[-2000:] == 3).all()
     assert (out[:2000] == 3).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((300, 2000), (1, 0)), ((70_000, 17), (1, 0)), ((9, 130, 7, 257), (3, 1, 2, 0)), ((40, 50), (0, 1))],
+)
+def test_copies_have_the_same_bits(shape, axes, dtype, generator):
+    stored = operand([shape[axis] for axis in axes], dtype, generator)
+    stored[stored < -20] = 0
+    stored[stored > 20] = -stored[stored > 20] * 0
+    x = stored.permute([axes.index(axis) for axis in range(len(shape))])
+    bits = {2: torch.int16, 4: torch.int32}[x.element_size()]
+    assert torch.equal(contiguous(x).view(bits), x.contiguous().view(bits))
+    into = torch.empty_like(stored).permute([axes.index(axis) for axis in range(len(shape))])
+    copy_into(into, x.contiguous())
+    assert torch.equal(into.contiguous().view(bits), x.contiguous().view(bits))

@@ -11,12 +11,13 @@ from tilewire.kernels.add.op import DTYPES, add
 from tilewire.kernels.add.op import Problem as AddProblem
 from tilewire.kernels.add.op import build as build_add
 from tilewire.kernels.add.op import choose as choose_add
+from tilewire.kernels.pointwise.copying import contiguous, copy_into
 from tilewire.kernels.pointwise.op import Problem as PointwiseProblem
 from tilewire.kernels.pointwise.op import pointwise
 from tilewire.kernels.runtime.elementwise import ALL_ACROSS, ALL_EACH, ALL_UNIT
 from tilewire.kernels.runtime.launch import Launch
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
-from tilewire.kernels.runtime.walks import Walk, divisor_of, programs_of, walk_of
+from tilewire.kernels.runtime.walks import LINE, LONG_ROW, Walk, divisor_of, programs_of, walk_of
 
 ALL = [getattr(torch, name) for name in DTYPES]
 FORMS = ("plain", "transposed", "stepped", "narrowed", "repeated")
@@ -70,6 +71,52 @@ def test_any_extents_and_strides(dtype, rank):
             assert torch.equal(pointwise(a, "abs"), a.abs()), (shape, a.stride())
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((20, 130), (1, 0)),
+        ((16, 257), (1, 0)),
+        ((3, 17, 129), (2, 0, 1)),
+        ((17, 3, 129), (1, 2, 0)),
+        ((2, 19, 3, 128), (0, 2, 3, 1)),
+        ((19, 2, 3, 130), (3, 1, 2, 0)),
+        # Neighbours of the operand are every other element of memory.
+        ((20, 2, 129), (2, 0, 1)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64], ids=str)
+def test_operands_that_lie_across(shape, axes, dtype):
+    generator = torch.Generator().manual_seed(len(shape))
+    stored = torch.randint(-99, 99, [shape[axis] for axis in axes], generator=generator).to(dtype)
+    a = stored.permute([axes.index(axis) for axis in range(len(shape))])
+    straight = torch.randint(-99, 99, shape, generator=generator).to(dtype)
+    walk = walk_of(a, straight, torch.empty(shape))
+    assert walk is not None
+    assert walk.across is not None
+    # The other operand lies straight, likewise across, repeats, or is one element.
+    for b in (straight, a, straight[..., :1], straight[:1], straight.flatten()[:1]):
+        for first, second in ((a, b), (b, a)):
+            assert torch.equal(add(first, second), first + second)
+            if dtype.is_floating_point:
+                assert torch.equal(pointwise(first, "maximum", y=second), torch.maximum(first, second))
+    if dtype.is_floating_point:
+        assert torch.equal(pointwise(a, "neg"), -a)
+        assert torch.equal(contiguous(a), a)
+        into = torch.empty_like(a)
+        copy_into(into, straight)
+        assert torch.equal(into, straight)
+
+
+def test_copies_keep_every_element():
+    x = torch.tensor([[0.0, -1.0, math.inf], [-math.inf, math.nan, 1e-40]]).T
+    found = contiguous(x)
+    assert found.is_contiguous()
+    assert torch.equal(found.view(torch.int32), x.contiguous().view(torch.int32))
+    whole = torch.arange(6).view(2, 3).T
+    assert torch.equal(contiguous(whole), whole)
+    assert contiguous(found) is found
+
+
 @pytest.mark.parametrize("first", [1, 256, 512, 768])
 def test_divisions_by_multiplication_are_exact(first):
     numbers = torch.tensor(NUMBERS, dtype=torch.int64)
@@ -105,7 +152,21 @@ def test_kernels_divide_so():
 
 @pytest.mark.parametrize(
     "shape",
-    [(700, 2), (3, 5, 7, 2), (2, 90, 3), (1, 300), (4, 1, 65, 5), (3, 2, 70), (63, 5), (64, 3), (65, 3), (2, 40, 30)],
+    [
+        *(
+            (700, 2),
+            (3, 5, 7, 2),
+            (2, 90, 3),
+            (1, 300),
+            (4, 1, 65, 5),
+            (3, 2, 70),
+            (63, 5),
+            (64, 3),
+            (65, 3),
+            (2, 40, 30),
+        ),
+        *((20, 130), (16, 2, 300), (17, 3, 2, 140)),
+    ],
 )
 @pytest.mark.parametrize("across", [False, True], ids=["along", "across"])
 def test_counts_in_64_bits_find_the_same_places(shape, across):
@@ -116,6 +177,7 @@ def test_counts_in_64_bits_find_the_same_places(shape, across):
     b, out = torch.randn((*shape[:-2], 1, shape[-1])), torch.empty(shape)
     walk = walk_of(a, b, out)
     assert walk is not None
+    assert (walk.across is not None) == (across and shape[-1] >= LONG_ROW and shape[0] >= LINE)
     problem = walk.problem(AddProblem, a, b, out)
     specialization, config = problem.specialization, choose_add(problem, INTERPRETER)
     values = walk.sizes("abo", specialization.unit) | {"alpha": 1.0, "out_kind": 3}
@@ -175,12 +237,12 @@ def test_many_short_rows_leave_few_lanes_empty(n, is_aligned):
 
 
 def test_rows_of_a_tile_go_along_what_lies_across():
-    x = torch.empty(130, 5, 7, 9).permute(3, 1, 2, 0)
+    x = torch.empty(130, 5, 7, 20).permute(3, 1, 2, 0)
     out = torch.empty(x.shape)
     walk = walk_of(x, x, out)
     assert walk is not None
     assert walk.across == 2
-    assert walk.extents[2] == 9
+    assert walk.extents[2] == 20
     assert walk.strides[0][2] == 1
 
 

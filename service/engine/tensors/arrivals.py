@@ -49,7 +49,6 @@ def begin_arrival(
     """
     part = resident.part
     tensor = resident.tensor = backend.reserve(_own_memory(resident, copy))
-    resident.is_laid_out = False
     # By addresses: torch frees a tensor whose storage Python has seen with the interpreter's lock held.
     is_copy = copy is not None and 0 <= tensor.data_ptr() - copy.mapped.data_ptr() < copy.mapped.nbytes
     bytes_there = source or copy
