@@ -30,13 +30,13 @@ _WORDS = (
 
 
 def _awaited() -> list[str]:
-    """Names of the methods that wait for the server: `_send`, and those that call one of these; the rest builds values."""
+    """Names of the methods that wait: `_send` and `_offload`, and those that call one of these; the rest builds values."""
     calls: dict[str, set[str]] = {}
     for source in WRITTEN.values():
         for node in ast.walk(ast.parse(_SYNC_ONLY.sub("", source.read_text(encoding="utf-8")))):
             if isinstance(node, ast.FunctionDef):
                 calls.setdefault(node.name, set()).update(_OWN.findall(ast.unparse(node)))
-    found = {"_send"}
+    found = {"_send", "_offload"}
     while more := {name for name, called in calls.items() if called & found} - found:
         found |= more
     return sorted(found)

@@ -7,15 +7,18 @@ Source: the structures as documented in https://github.com/dmlc/dlpack, `include
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tilewire._arrays.dtypes import EXTENSIONS, numpy_dtype
+
+ResultT = TypeVar("ResultT")
 
 _CPU = 1
 # Types of devices whose memory the CPU reads as its own: CPU, CUDA's pinned memory, ROCm's.
@@ -99,6 +102,49 @@ def to_foreign(name: str, array: np.ndarray[Any, Any], like: Any) -> Any:
         return (tensor.view(getattr(torch, name)) if name in EXTENSIONS else tensor).to(like.device)
     whole = array.view(numpy_dtype(name)) if name in EXTENSIONS else array
     return like.__array_namespace__().asarray(whole)
+
+
+def is_viewed(value: Any) -> bool:
+    """Whether an array is torch's and in the host's memory: it is read and answered without a copy."""
+    return _is_torch(value) and value.layout == sys.modules["torch"].strided and value.device.type == "cpu"
+
+
+def num_bytes_of(array: Any) -> int:
+    """Returns the bytes of an array of any library; 0 where the library does not say."""
+    try:
+        return int(array.nbytes)
+    except (AttributeError, RuntimeError):
+        # torch has no number for sparse ones.
+        return 0
+
+
+def as_here(work: Callable[[], ResultT], arrays: Iterable[object]) -> Callable[[], ResultT]:
+    """Returns work for another thread, where it uses the devices and streams of this one, which torch and CuPy have by thread.
+
+    Args:
+        work: Goes through arrays.
+        arrays: Arrays of any library.
+    """
+    uses = [use for array in arrays for use in _uses_of(array)]
+
+    def run() -> ResultT:
+        with contextlib.ExitStack() as stack:
+            for use in uses:
+                stack.enter_context(use)
+            return work()
+
+    return run
+
+
+def _uses_of(array: Any) -> tuple[Any, ...]:
+    """Returns contexts in which a thread uses the device and the stream that this thread uses for an array."""
+    if _is_torch(array) and array.is_cuda:
+        cuda = sys.modules["torch"].cuda
+        return (cuda.stream(cuda.current_stream(array.device)),)
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return array.device, cupy.cuda.get_current_stream(array.device.id)
+    return ()
 
 
 def _is_torch(value: object) -> bool:

@@ -111,7 +111,7 @@ def refuse_masked(value: Any) -> None:
 def to_safetensors(
     tensors: Mapping[str, HostArray], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes | memoryview, ...]:
-    """Writes tensors as one header and a view of each array, which is copied nowhere; see `flat`.
+    """Writes tensors as one header and a view of each array; one that does not lie in C order is copied.
 
     Args:
         tensors: Arrays by name, of any layout and byte order.
@@ -152,17 +152,9 @@ def from_safetensors(body: memoryview | bytearray) -> dict[str, HostArray]:
         raise ValueError(f"not safetensors: its header is not understood ({error!r})") from error
 
 
-def flat(part: bytes | memoryview) -> bytes | memoryview:
-    """Returns the bytes of a view in C order. One that lies otherwise is copied: NumPy lets other threads run meanwhile."""
-    if memoryview(part).c_contiguous:
-        return part
-    copied: Any = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-    return memoryview(copied)
-
-
 def _view_of(array: Array) -> memoryview:
-    little: Any = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return memoryview(little.reshape(-1).view(np.uint8) if little.flags.c_contiguous else little)
+    little: Any = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return memoryview(little.reshape(-1).view(np.uint8))
 
 
 def _array_at(body: memoryview | bytearray, start: int, tensor: str, entry: Mapping[str, Any]) -> HostArray:

@@ -17,7 +17,7 @@ import typer
 from tilewire import _output
 from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Source
-from tilewire._arrays.host import HostArray, flat, to_safetensors
+from tilewire._arrays.host import HostArray, to_safetensors
 from tilewire._arrays.operands import DtypeNotTaken
 from tilewire._clients.client import Client
 from tilewire._errors import TilewireError, Unauthorized
@@ -254,9 +254,7 @@ def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     elif path.suffix == ".npz":
         _write_npz(path, arrays)
     elif path.suffix == ".safetensors":
-        path.write_bytes(
-            b"".join(map(flat, to_safetensors({name: HostArray.of(array) for name, array in arrays.items()})))
-        )
+        path.write_bytes(b"".join(to_safetensors({name: HostArray.of(array) for name, array in arrays.items()})))
     elif path.suffix == ".json":
         path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}), encoding="utf-8")
     else:

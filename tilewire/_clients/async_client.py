@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from tilewire._arrays.dlpack import as_here, num_bytes_of
 from tilewire._clients import requests
 from tilewire._clients.async_programs import AsyncProgramCalls
 from tilewire._clients.requests import Rules
@@ -23,6 +24,11 @@ from tilewire._transport.wire import DEFAULT_TIMEOUT_S, DEFAULT_URL, LOOK_S, POL
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
+
+# Bytes of arrays that are converted or copied in about the time of the way to a thread and back, 0.1 ms.
+OFFLOAD_BYTES = 2**18
+
 
 class AsyncClient(AsyncProgramCalls):
     """Calls a Tilewire server from asyncio, in any event loops, one after the other or in several threads.
@@ -30,7 +36,8 @@ class AsyncClient(AsyncProgramCalls):
     A copy has connections of its own, also in another process.
 
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx. Large arrays
-    that do not lie in C order are copied in a thread; do not change an array before its call has returned.
+    are converted, copied from other devices and brought into C order in a thread, and so are answers for other devices;
+    lists are not. Do not change an array before its call has returned.
 
     The proxies of HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are used, but not for the hosts of NO_PROXY, `*` for all; a
     `transport=` uses its own alone.
@@ -120,10 +127,12 @@ class AsyncClient(AsyncProgramCalls):
         except ConnectionFailed as error:
             return error.detail
 
+    async def _offload(self, work: Callable[[], T], _arrays: Sequence[Any]) -> T:
+        if sum(num_bytes_of(array) for array in _arrays) <= OFFLOAD_BYTES:
+            return work()
+        return await asyncio.to_thread(as_here(work, _arrays))
+
     async def _send(self, call: wire.Call) -> wire.Reply:
-        if not call.is_flat:
-            # A large copy takes longer than the way to a thread.
-            call = call.flat() if call.is_small else await asyncio.to_thread(call.flat)
         retries = Retries(call, self._max_retries)
         while True:
             outcome: wire.Reply | ConnectionFailed

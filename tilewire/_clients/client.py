@@ -120,7 +120,7 @@ class Client(ProgramCalls):
             return error.detail
 
     def _send(self, call: wire.Call) -> wire.Reply:
-        retries = Retries(call.flat(), self._max_retries)
+        retries = Retries(call, self._max_retries)
         while True:
             outcome: wire.Reply | ConnectionFailed
             try:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from tilewire._arrays.dlpack import is_foreign, is_viewed
 from tilewire._arrays.dtypes import dtype_name
 from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import CONTENT_TYPE, HostArray, to_safetensors
@@ -40,10 +41,16 @@ class Request(Generic[T]):
     Attributes:
         call: Call to send.
         parse: Reads the reply; its second argument makes handles of stored tensors.
+        like: Array of whose library the results are; None where they are views of the reply.
     """
 
     call: Call
     parse: Callable[[Reply, MakeHandle], T]
+    like: Any = None
+
+    def copied_from(self, reply: Reply) -> list[Any]:
+        """Returns what is copied when the reply is read, and the array whose device it is copied to."""
+        return [] if self.like is None or is_viewed(self.like) else [reply.body, self.like]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,15 @@ class Rules:
             TypeError: `cast` is no dtype.
         """
         return cls(None if cast is None else dtype_name(cast))
+
+    def copied(self, operands: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> list[Any]:
+        """Returns the arrays among operands and options that may be converted or copied before they are sent."""
+        # What is no mapping is refused when the request is built.
+        values = list(operands.values()) if isinstance(operands, Mapping) else []
+        values += [value for name, value in (options or {}).items() if name in OPTIONAL_OPERANDS]
+        arrays = [value for value in values if isinstance(value, np.ndarray | HostArray) or is_foreign(value)]
+        is_mixed = len(set(map(_kind_of, values)) - {None}) > 1
+        return arrays if self.cast is not None or is_mixed else [one for one in arrays if not _is_sent_as_it_is(one)]
 
     def op(
         self, op: str, operands: Mapping[str, Any], options: Mapping[str, Any], store: str | None
@@ -90,7 +106,7 @@ class Rules:
         if store is not None and prepared.squeezed:
             raise ValueError("store: a product with a vector is kept as a matrix; pass x[None, :] or v[:, None]")
         call = _call(f"/v1/{quote(op, safe='')}", prepared, options, store)
-        return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
+        return Request(call, lambda reply, handle: _answer(reply, handle, prepared), prepared.like)
 
     def put(
         self,
@@ -143,7 +159,24 @@ class Rules:
         else:
             call = _call(f"/v1/programs/{program_name(target)}", prepared, options, None)
             call = replace(call, headers={wire.KEY_HEADER: target, **call.headers})
-        return Request(call, lambda reply, handle: _answer(reply, handle, prepared))
+        return Request(call, lambda reply, handle: _answer(reply, handle, prepared), prepared.like)
+
+
+def _kind_of(value: Any) -> str | None:
+    """Returns the dtype of an operand, or the type of one without a dtype; None for a resident of an unknown one."""
+    if isinstance(value, Resident):
+        value = value.described
+    if value is None or isinstance(value, str):
+        return None
+    return str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+
+
+def _is_sent_as_it_is(array: Any) -> bool:
+    """Whether the bytes of an array are those of the request, if its dtype is."""
+    data = array.data if isinstance(array, HostArray) else array
+    if isinstance(data, np.ndarray):
+        return data.flags.c_contiguous and data.dtype.isnative
+    return is_viewed(data) and data.is_contiguous()
 
 
 def sources(name: str, path: Source) -> dict[str, HostArray]:

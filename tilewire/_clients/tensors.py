@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -55,8 +55,17 @@ class TensorCalls(abc.ABC):
     def _send(self, call: wire.Call) -> wire.Reply:
         """Sends a call, again where that may help, and returns the last reply."""
 
+    def _offload(self, work: Callable[[], T], _arrays: Sequence[Any]) -> T:
+        """Returns the result of work that converts or copies these arrays."""
+        return work()
+
     def _do(self, request: Request[T]) -> T:
-        return request.parse(self._send(request.call), self._handle)
+        reply = self._send(request.call)
+        return self._offload(lambda: request.parse(reply, self._handle), request.copied_from(reply))
+
+    def _do_with(self, arrays: Sequence[Any], make: Callable[[], Request[T]]) -> T:
+        """Does a request that is made of arrays which may have to be converted or copied."""
+        return self._do(self._offload(make, arrays))
 
     def _handle(self, info: TensorInfo) -> Tensor:
         return Tensor(self, info.name, info)
@@ -313,7 +322,8 @@ class TensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        return self._do(self._rules.op(op, operands, options, store))
+        copied = self._rules.copied(operands, options)
+        return self._do_with(copied, lambda: self._rules.op(op, operands, options, store))
 
     # ── resident tensors ──────────────────────────────────────────────────────────────────────────
 
@@ -346,7 +356,8 @@ class TensorCalls(abc.ABC):
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            tensor: Tensor = self._do(self._rules.put(name, array, bar, placement, axis, if_match))
+            copied = self._rules.copied({"array": array})
+            tensor: Tensor = self._do_with(copied, lambda: self._rules.put(name, array, bar, placement, axis, if_match))
         return tensor
 
     def put_file(

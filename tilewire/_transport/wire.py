@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 
-from tilewire._arrays.host import CONTENT_TYPE, HostArray, flat, from_safetensors
+from tilewire._arrays.host import CONTENT_TYPE, HostArray, from_safetensors
 from tilewire._errors import ConnectionFailed, ServerError, class_for
 from tilewire._names import tensor_name
 from tilewire._types import TensorInfo
@@ -54,7 +54,7 @@ class Call:
         path: Quoted path.
         query: Query parameters.
         headers: Headers besides the client's own.
-        parts: Body, in parts that are sent one after another; transports take those of `flat` alone.
+        parts: Body, in parts that are sent one after another, each in C order.
         timeout_ms: Milliseconds that the server and the retries have; None for no limit.
         make_buffer: Memory for the answer's body; a fresh array where it is None.
         progress: Called with bytes done and bytes in all, both ways; None for a call without.
@@ -92,15 +92,6 @@ class Call:
         operands = [value for name, value in self.query.items() if name != "store"]
         is_guarded = self.headers.get("If-Match", "*") != "*"
         return self.query.get("store") in operands and not is_guarded
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether all parts of the body lie as they are sent."""
-        return all(memoryview(part).c_contiguous for part in self.parts)
-
-    def flat(self) -> Call:
-        """Returns the call with a body that lies as it is sent: other arrays are copied."""
-        return self if self.is_flat else replace(self, parts=tuple(map(flat, self.parts)))
 
     @property
     def num_body_bytes(self) -> int:

@@ -6,16 +6,18 @@ import asyncio
 import copy
 import inspect
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import tilewire
 from tests.unit.client.scripted_server import answers, scripted
@@ -134,24 +136,79 @@ class CountedThreads(ThreadPoolExecutor):
         return super().submit(function, *args, **options)
 
 
-@pytest.mark.parametrize(("num_rows", "num_given"), [(3, 0), (1000, 1)])
-def test_a_large_array_that_is_strided_is_copied_beside_the_loop(
-    server: SpeakingServer, num_rows: int, num_given: int
+class DeviceArray:
+    """An array of a library whose device the CPU cannot read. Its copies both ways are noted by thread."""
+
+    copied_in: ClassVar[list[int]] = []
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+        self.dtype, self.nbytes = array.dtype, array.nbytes
+
+    def __dlpack__(self) -> Any:
+        raise BufferError("it is on the device")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def get(self) -> np.ndarray[Any, Any]:
+        self.copied_in.append(threading.get_ident())
+        return self._array
+
+    def __array_namespace__(self) -> type[DeviceArray]:
+        return DeviceArray
+
+    @classmethod
+    def asarray(cls, array: np.ndarray[Any, Any]) -> DeviceArray:
+        cls.copied_in.append(threading.get_ident())
+        return cls(array)
+
+
+PROGRAM: dict[str, Any] = {
+    "inputs": {"x": {"dtype": "float32", "shape": [-1, -1]}},
+    "steps": [{"op": "softmax", "inputs": {"x": "x"}, "as": "p"}],
+    "outputs": ["p"],
+}
+# Numbers of threads by what has to be done to a large array; to a small one nothing is done beside the loop.
+COPIES: dict[str, tuple[int, Call]] = {
+    "as it is": (0, lambda client, x: client.put("w", x)),
+    "in another order": (1, lambda client, x: client.put("w", x.T)),
+    "of another byte order": (1, lambda client, x: client.put("w", x.astype(">f4"))),
+    "to be cast": (1, lambda client, x: client.softmax(x.astype(np.float64))),
+    "beside its like": (0, lambda client, x: client.matmul(x, x.reshape(-1, len(x)))),
+    "beside another dtype": (1, lambda client, x: client.add(x, np.ones(1, np.float64))),
+    "beside a wide resident": (1, lambda client, x: client.add(x, tilewire.TensorInfo("w", x.shape, "float64", 8))),
+    "beside a number": (1, lambda client, x: client.add(np.zeros(x.shape, np.int32), 0.5)),
+    "of a program": (1, lambda client, x: client.run_program(PROGRAM, {"x": x.T})),
+    "of a kept program": (1, lambda client, x: client.programs["p"](x=x.T)),
+    "of torch": (0, lambda client, x: client.softmax(torch.from_numpy(x))),
+    "of torch in another order": (1, lambda client, x: client.softmax(torch.from_numpy(x.T))),
+    "from a device and back": (2, lambda client, x: client.softmax(DeviceArray(x))),
+}
+
+
+@pytest.mark.parametrize("num_rows", [3, 1000])
+@pytest.mark.parametrize("kind", COPIES)
+def test_large_arrays_are_converted_and_copied_beside_the_loop(
+    server: SpeakingServer, kind: str, num_rows: int
 ) -> None:
-    array = np.arange(200 * num_rows, dtype=np.float32).reshape(num_rows, 200)
+    num_given, use = COPIES[kind]
+    array = np.arange(200 * num_rows, dtype=np.float32).reshape(num_rows, 200) / (200 * num_rows)
     threads = CountedThreads()
+    server.tensors["w"] = array.astype(np.float64)
+    server.programs["p"] = PROGRAM
 
-    async def use() -> None:
+    async def awaited() -> None:
         asyncio.get_running_loop().set_default_executor(threads)
-        async with tilewire.AsyncClient("http://tilewire.test", transport=httpx.MockTransport(server)) as client:
-            await client.put("straight", array)
-            assert threads.num_given == 0
-            await client.put("strided", array.T)
+        DeviceArray.copied_in.clear()
+        cast, transport = "float32" if kind == "to be cast" else None, httpx.MockTransport(server)
+        async with tilewire.AsyncClient("http://tilewire.test", cast=cast, transport=transport) as client:
+            await use(client, array)
 
-    asyncio.run(use())
-    assert threads.num_given == num_given
-    np.testing.assert_array_equal(server.tensors["straight"], array)
-    np.testing.assert_array_equal(server.tensors["strided"], array.T)
+    asyncio.run(awaited())
+    is_beside = num_rows == 1000
+    assert threads.num_given == (num_given if is_beside else 0)
+    assert (threading.get_ident() in DeviceArray.copied_in) == (kind == "from a device and back" and not is_beside)
 
 
 @pytest.mark.parametrize(("num_elements", "num_pieces"), [(3, 1), (60_000, 1), (70_000, 3)])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tilewire._arrays.dlpack import as_here
 from tilewire._arrays.dtypes import promote
 from tilewire._arrays.host import HostArray
 from tilewire._arrays.operands import prepare, prepare_inputs
@@ -242,6 +247,41 @@ def test_dlpack_of_any_library(tensor: torch.Tensor, device: int) -> None:
     library, array = host.like(OtherLibrary(tensor))
     assert library == "other"
     np.testing.assert_array_equal(array.astype(np.float64), tensor.double().numpy())
+
+
+class Noted:
+    """A context that notes in which thread it is entered and left."""
+
+    id = 0
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def __enter__(self) -> None:
+        self.threads.append(threading.get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        self.threads.append(threading.get_ident())
+
+
+def test_another_thread_uses_the_device_and_stream_of_cupys_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch, CuPy has them by thread: another stream would read what is not computed yet."""
+    device, streams = Noted(), {threading.get_ident(): Noted()}
+
+    class Array:
+        def __init__(self) -> None:
+            self.device = device
+
+    def get_current_stream(_device_id: int) -> Noted:
+        return streams[threading.get_ident()]
+
+    cupy = SimpleNamespace(ndarray=Array, cuda=SimpleNamespace(get_current_stream=get_current_stream))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    work = as_here(threading.get_ident, [np.ones(2), Array()])
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(work).result()
+    assert other != threading.get_ident()
+    assert device.threads == streams[threading.get_ident()].threads == [other, other]
 
 
 class Column:
