@@ -15,7 +15,7 @@ from tilewire._arrays.files import Destination, Source
 from tilewire._arrays.host import Array
 from tilewire._clients import requests
 from tilewire._clients.by_name import ByName
-from tilewire._clients.requests import Request, Rules
+from tilewire._clients.requests import Request, Rules, with_one_axis
 from tilewire._names import tensor_name
 from tilewire._options import (
     AddOptions,
@@ -121,10 +121,10 @@ class AsyncTensorCalls(abc.ABC):
             An array of the shape of `x`.
 
         Raises:
-            TypeError: A dtype that the op does not take.
+            TypeError: A dtype that the op does not take, or None as the axis.
             TilewireError: The class says what is wrong.
         """
-        return (await self.run("softmax", {"x": x}, store=store, **options)).result
+        return (await self.run("softmax", {"x": x}, store=store, **with_one_axis(options))).result
 
     @overload
     async def add(self, a: Operand, b: Operand, *, store: str, **options: Unpack[AddOptions]) -> AsyncTensor: ...
@@ -197,10 +197,10 @@ class AsyncTensorCalls(abc.ABC):
             `values`, dtype of `x`, and `indices`, int64; the axis has length k.
 
         Raises:
-            TypeError: A dtype that the op does not take.
+            TypeError: A dtype that the op does not take, or None as the axis.
             TilewireError: The class says what is wrong.
         """
-        result: TopK[Any] = (await self.run("topk", {"x": x}, k=k, **options)).result
+        result: TopK[Any] = (await self.run("topk", {"x": x}, k=k, **with_one_axis(options))).result
         return result
 
     @overload

@@ -162,6 +162,17 @@ class Rules:
         return Request(call, lambda reply, handle: _answer(reply, handle, prepared), prepared.like)
 
 
+def with_one_axis(options: Mapping[str, object]) -> Mapping[str, Any]:
+    """Returns the options of an op that reads one axis.
+
+    Raises:
+        TypeError: The axis is None: with NumPy and SciPy that is every element, and not the last axis.
+    """
+    if options.get("axis", -1) is None:
+        raise TypeError("axis: None is no axis; leave it out for the last one, or pass x.reshape(-1) for all elements")
+    return options
+
+
 def _kind_of(value: Any) -> str | None:
     """Returns the dtype of an operand, or the type of one without a dtype; None for a resident of an unknown one."""
     if isinstance(value, Resident):

@@ -96,7 +96,13 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
     """
     recorder = _Recorder(name, inputs)
     specs = {key: _spec(key, given) for key, given in inputs.items()}
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        raise TypeError(
+            f"{name}: a built-in function without names for its inputs; trace a function that calls it, "
+            f"as lambda {', '.join(inputs) or 'x'}: …, and give name={name!r}"
+        ) from None
     _refuse_positional(signature, name)
     try:
         signature.bind(**specs)

@@ -221,6 +221,14 @@ def test_small_bodies_go_in_one_piece(num_elements: int, num_pieces: int) -> Non
     np.testing.assert_array_equal(sent.data, array)
 
 
+@pytest.mark.parametrize("method", ["softmax", "topk"])
+def test_no_axis_is_not_the_last_one(call: Call, method: str) -> None:
+    """NumPy and SciPy take None as every element."""
+    options = {"k": 2} if method == "topk" else {}
+    with pytest.raises(TypeError, match=r"axis: None is no axis; .* x\.reshape\(-1\) for all elements"):
+        call(method, EYE, axis=None, **options)
+
+
 def test_addresses_are_those_of_each_call(server: SpeakingServer) -> None:
     client = tilewire.Client("http://tilewire.test/behind/", transport=httpx.MockTransport(server.behind("/behind")))
     for alpha in [*range(300), 0, 1]:

@@ -423,6 +423,7 @@ def test_a_default_stands_for_an_argument_without_a_name(client: Any) -> None:
         (lambda x: 3, "expected it to return recorded values"),
         (lambda x, y: x, "give each argument its type"),
         (lambda x, y, /: x, r"x, y can be given by position only; .*, as lambda x, y: …, and give name='f'"),
+        (max, r"a built-in function without names for its inputs; .*, as lambda x: …, and give name='f'"),
         (np.exp, r"x can be given by position only; .*, as lambda x: …, and give name='f'"),
         (lambda x: list(x), "iterable"),
         (lambda x: np.linalg.norm(x, 1), "np.norm: no op computes ord=1 in a program"),
