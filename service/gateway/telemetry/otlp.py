@@ -31,6 +31,8 @@ from tilewire.service.gateway.telemetry.tracing import Span, TraceParent, is_sam
 # How long one POST to the collector may take, and all that is left at the end.
 EXPORT_TIMEOUT_S = 5.0
 LAST_EXPORT_S = 2.0
+# Longest body of a collector's answer that is read; a usual one has some bytes.
+SHORT_BYTES = 2**12
 # Variables that name a session with credentials.
 CREDENTIAL_PROVIDERS = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
@@ -41,21 +43,24 @@ LINES_EVERY_S = 60.0
 
 
 class Collector(requests.Session):
-    """The collector, which answers 503 where it cannot be reached.
+    """The collector, which answers 503 where it cannot be reached, and of whose answers the head is kept.
 
-    The packages keep an exception until their next attempt, and it holds the frames that it passed, with all spans of the
-    batch. Both hold each other. By then they are too old for a look of the garbage collector: they would stay.
+    The packages would read a body to its end, into memory, and use none of it. They keep an exception until their next
+    attempt, and it holds the frames that it passed, with all spans of the batch. Both hold each other. By then they are too
+    old for a look of the garbage collector: they would stay.
     """
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
-        """Sends a request."""
+        """Sends a request, and returns the head of its answer."""
+        head = requests.Response()
         try:
-            return super().request(*args, **kwargs)
+            with super().request(*args, **{**kwargs, "stream": True}) as answer:
+                head.status_code, head.reason, head.headers = answer.status_code, answer.reason, answer.headers
+                # Once a short body is read, its connection is used again.
+                next(answer.iter_content(SHORT_BYTES), b"")
         except requests.RequestException as error:
-            reason = str(error)
-        answer = requests.Response()
-        answer.status_code, answer.reason = HTTPStatus.SERVICE_UNAVAILABLE, reason
-        return answer
+            head.status_code, head.reason = HTTPStatus.SERVICE_UNAVAILABLE, str(error)
+        return head
 
 
 class Seldom(logging.Handler):
