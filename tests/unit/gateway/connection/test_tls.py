@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import socket
@@ -71,13 +72,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @asynccontextmanager
-async def served(certificates: Certificates, recorder: Recorder | None = None) -> AsyncIterator[tuple[Recorder, int]]:
+async def served(
+    certificates: Certificates, recorder: Recorder | None = None, handshake_s: float = HANDSHAKE_S
+) -> AsyncIterator[tuple[Recorder, int]]:
     """The protocol of the next connection, and the port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
     recorder = recorder or Recorder()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: TlsTransport(recorder, context, HANDSHAKE_S), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: TlsTransport(recorder, context, handshake_s), "127.0.0.1", 0)
     try:
         yield recorder, server.sockets[0].getsockname()[1]
     finally:
@@ -145,6 +148,22 @@ async def test_a_connection_that_changes_its_keys_and_nothing_else_is_closed(cer
             writer.write(client.change(FEW_BYTES // 10))
             async with asyncio.timeout(5):
                 await recorder.is_gone.wait()
+        finally:
+            writer.transport.abort()
+
+
+@in_loop
+async def test_a_handshake_that_goes_on_and_on_is_given_up(certificates: Certificates) -> None:
+    """As one with hundreds of certificates, which take long to look through."""
+    hello = b"\x01" + (2 * FEW_BYTES).to_bytes(3) + bytes(2 * FEW_BYTES)
+    async with served(certificates, handshake_s=60) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for begin in range(0, FEW_BYTES, 2**14):
+                writer.write(b"\x16\x03\x01" + (2**14).to_bytes(2) + hello[begin : begin + 2**14])
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(5):
+                    await reader.read()
         finally:
             writer.transport.abort()
 
