@@ -238,6 +238,12 @@ def test_tls_by_the_same_flags(certificates: Certificates, tmp_path: Path) -> No
     context = certificates.context(with_client=True)
     with serving(tmp_path / "log", *flags, tls=context) as server:
         pair = certificates.client.read_bytes()
+        host, _, port = server.grpc_address.rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert plain.recv(1) == b""
+        # Anybody would write to it.
+        assert "andshake" not in server.log.read_text()
         with secure(server, certificates, pair) as channel:
             until_served(channel)
             np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+
+# The library reads it when it is imported. Below errors it writes a line for each handshake that fails: clients would write our
+# log, 2,000 lines a second.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from tilewire.service.gateway import process
 from tilewire.service.gateway.grpc.server import GrpcServer
