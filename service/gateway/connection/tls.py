@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, cast
@@ -105,6 +106,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._protocol.resume_writing()
 
     def _shake_hands(self) -> None:
+        # What came before a reset is still read. The handshake would take 0.3 ms, and others wait to be accepted.
+        if self._below.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.abort()
+            return
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:

@@ -8,6 +8,7 @@ import functools
 import os
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -150,6 +151,40 @@ async def test_a_connection_that_changes_its_keys_and_nothing_else_is_closed(cer
                 await recorder.is_gone.wait()
         finally:
             writer.transport.abort()
+
+
+def hello_of(certificates: Certificates) -> bytes:
+    """What a client sends first."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        certificates.context().wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+@in_loop
+async def test_a_connection_that_was_reset_costs_no_handshake(certificates: Certificates) -> None:
+    names: list[str] = []
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    context.sni_callback = lambda _tls, name, _context: names.append(name)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        for is_reset in (False, True):
+            with socket.create_connection(door.getsockname()) as client:
+                client.sendall(hello_of(certificates))
+                if is_reset:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    client.close()
+                accepted, _ = door.accept()
+                accepted.setblocking(False)
+                transport, is_lost = TlsTransport(Recorder(), context, HANDSHAKE_S), asyncio.Event()
+                transport.on_lost = is_lost.set
+                await asyncio.get_running_loop().connect_accepted_socket(functools.partial(_same, transport), accepted)
+                await is_lost.wait()
+    assert names == ["localhost"]
+
+
+def _same(transport: TlsTransport) -> TlsTransport:
+    return transport
 
 
 @in_loop
