@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import _ssl
 import ctypes
+import ctypes.util
 
-# The library that Python's own TLS uses.
-_LIBRARY = ctypes.CDLL(_ssl.__file__)
+# The library that Python's own TLS uses; the system's where Python has it built in.
+_LIBRARY = ctypes.CDLL(getattr(_ssl, "__file__", None) or ctypes.util.find_library("ssl"))
 _POINTERS = ("TLS_client_method", "SSL_CTX_new", "SSL_new", "BIO_s_mem", "BIO_new")
 _OUT_BYTES = 2**20
 
