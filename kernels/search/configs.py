@@ -195,19 +195,20 @@ def choose(problem: Problem, target: Target) -> Config:
     return replace(fitting[number], group=group, score=score_for(problem, group))
 
 
-def tiles_for(target: Target) -> tuple[Config, Config, Config]:
+def tiles_for(dtype: str, target: Target) -> tuple[Config, Config, Config]:
     """Tiles for the scores of all items: of short ones, of long ones, and of any for few queries."""
-    if target.backend == "interpreter":
-        return _INTERPRETED_TILES
-    return DIRECT_TILE, _LONG_TILE, _FEW_QUERIES_TILE
+    tiles = (DIRECT_TILE, _LONG_TILE, _FEW_QUERIES_TILE)
+    short, long, few = _INTERPRETED_TILES if target.backend == "interpreter" else tiles
+    # Without the matrix unit a longer step gains nothing.
+    return short, short if dtype == "float32" else long, few
 
 
 def _tile_for(problem: Problem, target: Target) -> Config:
     """The tile for the scores of all items."""
-    short, long, few = tiles_for(target)
+    short, long, few = tiles_for(problem.dtype, target)
     if problem.m <= _FEW_QUERIES:
         return few
-    return long if problem.k > _LONG_TILE_K and problem.dtype != "float32" else short
+    return long if problem.k > _LONG_TILE_K else short
 
 
 def _is_tiled(problem: Problem) -> bool:
@@ -285,7 +286,7 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and configuration that `choose` can return on `target`."""
     for dtype, is_aligned in itertools.product(DTYPES, (True, False)):
         problem = Problem(1, 1, 64, 1, dtype, is_aligned=is_aligned)
-        yield from ((problem, config) for config in (DIRECT, *tiles_for(target)))
+        yield from ((problem, config) for config in dict.fromkeys((DIRECT, *tiles_for(dtype, target))))
         # Rows are copied to where a descriptor reads them; the interpreter also tests the kernels of devices without any.
         if is_aligned or not target.has_tma or target.backend == "interpreter":
             yield from _members(problem, target)

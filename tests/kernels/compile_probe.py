@@ -193,7 +193,7 @@ def ranking_variants(target):
         yield f"{name} again unaligned", score_variant(search, config, target)
     for dtype, (m, k) in itertools.product(("bfloat16", "int8", "float32"), ((64, 64), (64, 768), (4, 64))):
         search = SearchProblem(m, 64, k, 10, dtype)
-        for config in tiles_for(target):
+        for config in dict.fromkeys(tiles_for(dtype, target)):
             yield (
                 f"search all {m} {k} {dtype} {config.block_m} {config.block_k} unaligned",
                 tile_variant(search, config, target),
