@@ -127,10 +127,11 @@ class AsyncClient(AsyncProgramCalls):
         except ConnectionFailed as error:
             return error.detail
 
-    async def _offload(self, work: Callable[[], T], _arrays: Sequence[Any]) -> T:
-        if sum(num_bytes_of(array) for array in _arrays) <= OFFLOAD_BYTES:
+    async def _offload(self, work: Callable[[], T], _find: Callable[[], Sequence[Any]]) -> T:
+        arrays = _find()
+        if sum(num_bytes_of(array) for array in arrays) <= OFFLOAD_BYTES:
             return work()
-        return await asyncio.to_thread(as_here(work, _arrays))
+        return await asyncio.to_thread(as_here(work, arrays))
 
     async def _send(self, call: wire.Call) -> wire.Reply:
         retries = Retries(call, self._max_retries)

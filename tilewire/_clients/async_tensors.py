@@ -55,17 +55,17 @@ class AsyncTensorCalls(abc.ABC):
     async def _send(self, call: wire.Call) -> wire.Reply:
         """Sends a call, again where that may help, and returns the last reply."""
 
-    async def _offload(self, work: Callable[[], T], _arrays: Sequence[Any]) -> T:
-        """Returns the result of work that converts or copies these arrays."""
+    async def _offload(self, work: Callable[[], T], _find: Callable[[], Sequence[Any]]) -> T:
+        """Returns the result of work that converts or copies the arrays that `_find` finds."""
         return work()
 
     async def _do(self, request: Request[T]) -> T:
         reply = await self._send(request.call)
-        return await self._offload(lambda: request.parse(reply, self._handle), request.copied_from(reply))
+        return await self._offload(lambda: request.parse(reply, self._handle), lambda: request.copied_from(reply))
 
-    async def _do_with(self, arrays: Sequence[Any], make: Callable[[], Request[T]]) -> T:
+    async def _do_with(self, find: Callable[[], Sequence[Any]], make: Callable[[], Request[T]]) -> T:
         """Does a request that is made of arrays which may have to be converted or copied."""
-        return await self._do(await self._offload(make, arrays))
+        return await self._do(await self._offload(make, find))
 
     def _handle(self, info: TensorInfo) -> AsyncTensor:
         return AsyncTensor(self, info.name, info)
@@ -336,8 +336,9 @@ class AsyncTensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        copied = self._rules.copied(operands, options)
-        return await self._do_with(copied, lambda: self._rules.op(op, operands, options, store))
+        return await self._do_with(
+            lambda: self._rules.copied(operands, options), lambda: self._rules.op(op, operands, options, store)
+        )
 
     # ── resident tensors ──────────────────────────────────────────────────────────────────────────
 
@@ -370,9 +371,9 @@ class AsyncTensorCalls(abc.ABC):
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            copied = self._rules.copied({"array": array})
             tensor: AsyncTensor = await self._do_with(
-                copied, lambda: self._rules.put(name, array, bar, placement, axis, if_match)
+                lambda: self._rules.copied({"array": array}),
+                lambda: self._rules.put(name, array, bar, placement, axis, if_match),
             )
         return tensor
 

@@ -64,8 +64,9 @@ class ProgramCalls(TensorCalls):
             **options: See `CallOptions`.
         """
         checked = program if isinstance(program, Program) else Program.from_dict(program)
-        copied = self._rules.copied(inputs)
-        return self._do_with(copied, lambda: self._rules.run_program(checked, inputs, options))
+        return self._do_with(
+            lambda: self._rules.copied(inputs), lambda: self._rules.run_program(checked, inputs, options)
+        )
 
     def trace(
         self, function: Callable[..., Any], /, *, name: str | None = None, **inputs: InputSpec | tuple[Any, Any]
@@ -155,8 +156,10 @@ class KeptProgram:
         rules = self._client._rules
         if self._program is None and rules.needs_declaration(inputs):
             self.describe()
-        program, copied = self._program, rules.copied(inputs)
-        return self._client._do_with(copied, lambda: rules.run_program(self.name, inputs, options, program))
+        program = self._program
+        return self._client._do_with(
+            lambda: rules.copied(inputs), lambda: rules.run_program(self.name, inputs, options, program)
+        )
 
     def describe(self) -> Program:
         """Fetches the program, which the handle then keeps.

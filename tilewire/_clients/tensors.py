@@ -55,17 +55,17 @@ class TensorCalls(abc.ABC):
     def _send(self, call: wire.Call) -> wire.Reply:
         """Sends a call, again where that may help, and returns the last reply."""
 
-    def _offload(self, work: Callable[[], T], _arrays: Sequence[Any]) -> T:
-        """Returns the result of work that converts or copies these arrays."""
+    def _offload(self, work: Callable[[], T], _find: Callable[[], Sequence[Any]]) -> T:
+        """Returns the result of work that converts or copies the arrays that `_find` finds."""
         return work()
 
     def _do(self, request: Request[T]) -> T:
         reply = self._send(request.call)
-        return self._offload(lambda: request.parse(reply, self._handle), request.copied_from(reply))
+        return self._offload(lambda: request.parse(reply, self._handle), lambda: request.copied_from(reply))
 
-    def _do_with(self, arrays: Sequence[Any], make: Callable[[], Request[T]]) -> T:
+    def _do_with(self, find: Callable[[], Sequence[Any]], make: Callable[[], Request[T]]) -> T:
         """Does a request that is made of arrays which may have to be converted or copied."""
-        return self._do(self._offload(make, arrays))
+        return self._do(self._offload(make, find))
 
     def _handle(self, info: TensorInfo) -> Tensor:
         return Tensor(self, info.name, info)
@@ -322,8 +322,9 @@ class TensorCalls(abc.ABC):
             TypeError: A dtype that the op does not take.
             TilewireError: The class says what is wrong.
         """
-        copied = self._rules.copied(operands, options)
-        return self._do_with(copied, lambda: self._rules.op(op, operands, options, store))
+        return self._do_with(
+            lambda: self._rules.copied(operands, options), lambda: self._rules.op(op, operands, options, store)
+        )
 
     # ── resident tensors ──────────────────────────────────────────────────────────────────────────
 
@@ -356,8 +357,10 @@ class TensorCalls(abc.ABC):
             QuotaExceeded: It does not fit beside the others.
         """
         with ProgressBar(name, progress) as bar:
-            copied = self._rules.copied({"array": array})
-            tensor: Tensor = self._do_with(copied, lambda: self._rules.put(name, array, bar, placement, axis, if_match))
+            tensor: Tensor = self._do_with(
+                lambda: self._rules.copied({"array": array}),
+                lambda: self._rules.put(name, array, bar, placement, axis, if_match),
+            )
         return tensor
 
     def put_file(
