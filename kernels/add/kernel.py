@@ -115,9 +115,6 @@ def place_each(rows, n, extents, divisors, is_narrow, a, b, out, BLOCK: tl.const
 @triton.jit
 def column_indices(first, near, n, extent_1, divisors, is_narrow, MOST: tl.constexpr):
     """Indices of columns `first` + `near`, below MOST, over the outer two dimensions and the last, in 64 bits."""
-    outer = near.to(tl.int64)
-    middle = outer
-    column = outer
     if is_narrow:
         above, place = divided(first.to(tl.int32) + near, divisors[2], n)
         top, below = divided(above, divisors[0], extent_1)

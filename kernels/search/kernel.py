@@ -1,10 +1,10 @@
 """The search kernels: jit bodies only.
 
-Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similarities of which the greatest is best. They are never
-stored. Each tile leaves the best order of every group of GROUP neighbouring items. The k best groups of each query are
-selected (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. Where items are few, or most of
-them would be selected, all are. `topk/kernel.py` describes orders and keys, and why this is exact. 2·M·N·K flops; N·K·input
-size bytes at least.
+Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similarities of which the greatest is best. Each tile leaves
+the best order of every group of GROUP neighbouring items, and no score. The k best groups of each query are selected
+(`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. Where items are few, or most of them
+would be selected, the scores of all are computed and sorted instead. `topk/kernel.py` describes orders and keys, and why this
+is exact. 2·M·N·K flops; N·K·input size bytes at least.
 
 Products and norms for `l2` lose what all items have in common, which may be most of their digits. So float32 queries and
 items count from a centre, one of the items, while groups are selected.

@@ -65,8 +65,8 @@ class Summed(NamedTuple):
     """How products of an input are summed.
 
     Attributes:
-        axis: Along which axis, -1 or -2.
-        precision: Of float32.
+        axis: The axis that sums go along, -1 or -2.
+        precision: How float32 is multiplied.
     """
 
     axis: int

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
-# Bytes that are taken from the socket at once; whoever has the loop decrypts them before another connection has its turn.
+# Most bytes that are taken from the socket at once; whoever has the loop decrypts them before another connection has its turn.
 READ_BYTES = 2**18
 # Bytes that are taken at once unless those before were mostly data, and after which a connection without data is closed. A
 # record has half as many, and a handshake with three certificates a quarter. A change of keys has 27 bytes and takes 6 µs:

@@ -145,7 +145,7 @@ class GpuBackend:
         return False
 
     def reserve(self, kept: HostBytes) -> torch.Tensor:
-        """Takes memory, laid out as suits a weight of matmul where it may be one; other uses take any strides."""
+        """Takes memory, laid out as suits the weight of a plain product where it may be one; `lay_out` sees what it is."""
         shape, dtype = kept.type.shape, TORCH_DTYPES[kept.type.dtype]
         with self._guard, torch.cuda.stream(self._pipeline.stage_in):
             tensor = torch.empty(0, dtype=dtype, device=self._device)
