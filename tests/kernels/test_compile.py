@@ -73,7 +73,20 @@ def test_aligned_loads_are_wide(name):
             assert kernel["wide_load"] > 0, kernel
 
 
+def check_exchanges(kernels):
+    """Threads exchange what lies across, so that they read and write neighbours. Without, each reads from a line of its own."""
+    across = [one for one in kernels if one["name"].startswith(("add", "pointwise")) and " across " in one["name"]]
+    assert across
+    assert [one["name"] for one in across if one["shared"] == 0] == []
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_lies_across_is_exchanged(name):
+    check_exchanges(probe(name))
+
+
 def test_aligned_loads_are_wide_by_the_oldest_triton(oldest_triton):
+    check_exchanges(probe("nvidia_h100", oldest_triton))
     for kernel in probe("nvidia_h100", oldest_triton):
         assert kernel["shared"] <= KNOWN["nvidia_h100"].shared_bytes, kernel
         if "unaligned" not in kernel["name"]:
