@@ -254,7 +254,7 @@ def report(name, variant, target):
     form = dict(variant.constants).get("FORM")
     wanted = {form.columns, form.tail_columns} - {0} if form else set()
     columns = set(map(int, re.findall(r"wgmma\.mma_async\.\S*m64n(\d+)k", text)))
-    lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted)}
+    lists = {"columns": sorted(columns), "wanted_columns": sorted(wanted), "rows_stored": rows_stored(compiled)}
     if form:
         more["waits"] = what_waits(text)
         # Programs that run on a multiprocessor at a time, as the launch believes, by the registers they are given.
@@ -269,6 +269,13 @@ def report(name, variant, target):
         lists["clusters"] = re.findall(r"\.reqnctapercluster (.*)", text)
         more["sent"] = len(re.findall(r"cp\.async\.bulk\.shared::cluster\.shared::cta", text))
     return {"name": name, "shared": shared, "spilled_bytes": spills, **lists, **more, **found}
+
+
+def rows_stored(compiled):
+    """Rows that the threads of a warp store at a time, for each way in which tiles are stored."""
+    text = str(compiled.asm["ttgir"])
+    rows = dict(re.findall(r"^#(blocked\d*) = .*threadsPerWarp = \[(\d+), \d+\]", text, re.MULTILINE))
+    return sorted({int(rows[name]) for name in re.findall(r" tt\.store .*#(blocked\d*)>", text) if name in rows})
 
 
 def what_waits(text):
