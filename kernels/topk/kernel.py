@@ -145,15 +145,16 @@ def places_of_best(order, index, k, most, shift, THREADS: tl.constexpr, UNIT: tl
     """Which elements of a row `order`, (1, elements), hold the `k` best, their places, and how many they are, (1,).
 
     They are `k` to `most`, of equal elements those with the least `index`, int32; what is no element comes last, with a
-    negative index or one behind the row. Places come in any order. The lowest `shift` bits of orders, see `SHIFTS`, tell
-    none apart. A thread holds UNIT neighbours at a time.
+    negative index or one behind the row, and is not among them while there are `k` others. Places come in any order. The
+    lowest `shift` bits of orders, see `SHIFTS`, tell none apart. A thread holds UNIT neighbours at a time.
     """
     N: tl.constexpr = order.shape[1]
     order >>= shift
     least = bound_of_best(order, k, most, THREADS, UNIT)
     is_best = order >= least[:, None]
     count = tl.sum(is_best.to(tl.int32), axis=1)
-    if tl.max(count, axis=0) > most:
+    # Where NaN is last its order is that of what is no element.
+    if (tl.max(count, axis=0) > most) | (tl.min(least << shift, axis=0) == LOWEST):
         is_above = order > least[:, None]
         num_equal = k - tl.sum(is_above.to(tl.int32), axis=1)
         is_equal = is_best & (order == least[:, None])

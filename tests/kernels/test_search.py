@@ -240,6 +240,19 @@ def test_prepared_refuses_outputs_that_do_not_fit():
         prepare_search(a, b, torch.empty(2, 2), torch.empty(2, 2))
 
 
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("k", [250, 240])
+def test_items_of_nan_are_kept_last(k, metric, generator):
+    a, b = whole((2, 8), torch.float32, generator), whole((250, 8), torch.float32, generator)
+    b[::3] = NAN
+    norms = None if metric == "dot" else item_norms(b, metric)
+    values, indices = torch.zeros((2, k)), torch.zeros((2, k), dtype=torch.int64)
+    prepare(a, b, k, metric=metric, bias=None, config=DIRECT)(a, b, norms, None, values, indices)
+    expected, order = search_reference(a, b, k, metric=metric)
+    assert torch.equal(indices, order)
+    torch.testing.assert_close(values.double(), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, *SLOW_DTYPES])
 @pytest.mark.parametrize("metric", ["dot", "cosine", "l2"])
 def test_scores_of_all_items_at_once_are_those_of_selected_groups(dtype, metric, generator):

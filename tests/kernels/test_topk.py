@@ -57,6 +57,14 @@ def test_ties_nan_and_infinities(largest, n):
     check(x, 12, largest=largest)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "k"), [(120, 120), (120, 110), (100, 97)])
+def test_nan_is_kept_last_and_nothing_behind_the_row(n, k, dtype, generator):
+    x = torch.randn((2, n), generator=generator).to(dtype)
+    x[:, ::3] = NAN
+    check(x, k, largest=False)
+
+
 @pytest.mark.parametrize("width", [64, *(pytest.param(width, marks=pytest.mark.slow) for width in (256, 1024))])
 def test_wide(width, generator):
     x = torch.randint(0, 50, (1, 5 * width + 3), generator=generator).float()
