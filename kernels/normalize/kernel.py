@@ -100,37 +100,78 @@ def normalize_across_kernel(
     kind,
     has_weight,
     has_bias,
+    UNIT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows whose elements lie apart, read side by side, two or three times. Grid: (ceil(rows / BLOCK_ROWS),)."""
+    """Rows whose elements lie apart, read side by side, held or walked. Grid: (ceil(rows / BLOCK_ROWS),).
+
+    UNIT is as in `softmax_across_kernel`. Rows that are not held are read two or three times.
+    """
     await_previous(OVERLAP)
+    rows *= UNIT
+    rows_inner *= UNIT
     first = tl.program_id(0) * BLOCK_ROWS
     lane = tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)[:, None]
-    from_x = row_offsets(first, lane, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_xn
-    to_out = row_offsets(first, lane, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_on
+    x_row = row_offsets(first, lane, rows_inner, stride_xo * UNIT, stride_xi, BLOCK_ROWS, 1)[None, :]
+    out_row = row_offsets(first, lane, rows_inner, stride_oo * UNIT, stride_oi, BLOCK_ROWS, 1)[None, :]
+    from_x = x_row + offs_n * (stride_xn * UNIT)
     in_rows = (first + lane < rows)[None, :]
+    if UNIT > 1:
+        from_x = tl.max_contiguous(tl.multiple_of(from_x, (1, UNIT)), (1, UNIT))
+        in_n = offs_n < n
+        mask = in_rows & in_n
+        x = tl.load(x_ptr + from_x, mask=mask, other=0.0).to(tl.float32)
+        mean = tl.zeros((1, BLOCK_ROWS), tl.float32)
+        if kind == LAYER:
+            mean = mean_of(tl.sum(x, axis=0, keep_dims=True), n)
+        gap = tl.where(mask, x - mean, 0.0)
+        scale = scale_of(tl.sum(gap * gap, axis=0, keep_dims=True), n, eps, kind)
+        x = (x - mean) * scale
+        # One after the other: both would not fit into registers.
+        if has_weight > 0:
+            x *= tl.load(weight_ptr + offs_n, mask=in_n, other=1.0).to(tl.float32)
+        if has_bias > 0:
+            x += tl.load(bias_ptr + offs_n, mask=in_n, other=0.0).to(tl.float32)
+        to_out = out_row + offs_n * (stride_on * UNIT)
+        to_out = tl.max_contiguous(tl.multiple_of(to_out, (1, UNIT)), (1, UNIT))
+        tl.store(out_ptr + to_out, x.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
+        steps = (n, stride_xn, stride_on)
+        to_out = out_row + offs_n * stride_on
+        walk_across(x_ptr + from_x, out_ptr + to_out, steps, eps, kind, vectors, offs_n, in_rows)
+
+
+@triton.jit
+def walk_across(x_first, out_first, steps, eps, kind, vectors, offs_n, in_rows):
+    """Normalise rows from `x_first` to `out_first`, pointers to their first elements, (elements, rows).
+
+    `steps` is (n, distance of elements of x, that of the output).
+    """
+    n, stride_xn, stride_on = steps
+    BLOCK_N: tl.constexpr = x_first.shape[0]
+    BLOCK_ROWS: tl.constexpr = x_first.shape[1]
     mean = tl.zeros((1, BLOCK_ROWS), tl.float32)
     if kind == LAYER:
         total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
-        x_ptrs = x_ptr + from_x
+        x_ptrs = x_first
         for start in range(0, n, BLOCK_N):
             total += tl.load(x_ptrs, mask=in_rows & (start + offs_n < n), other=0.0).to(tl.float32)
             x_ptrs += stride_xn * BLOCK_N
         mean = mean_of(tl.sum(total, axis=0, keep_dims=True), n)
     squares = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
-    x_ptrs = x_ptr + from_x
+    x_ptrs = x_first
     for start in range(0, n, BLOCK_N):
         mask = in_rows & (start + offs_n < n)
         gap = tl.where(mask, tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32) - mean, 0.0)
         squares += gap * gap
         x_ptrs += stride_xn * BLOCK_N
     scale = scale_of(tl.sum(squares, axis=0, keep_dims=True), n, eps, kind)
-    vectors = (weight_ptr, bias_ptr, has_weight, has_bias)
-    x_ptrs = x_ptr + from_x
-    out_ptrs = out_ptr + to_out
+    x_ptrs = x_first
+    out_ptrs = out_first
     for start in range(0, n, BLOCK_N):
         offs = start + offs_n
         x = tl.load(x_ptrs, mask=in_rows & (offs < n), other=0.0).to(tl.float32)

@@ -23,7 +23,13 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_al
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, check_dtype, check_rows, row_stride, rows_of
 from tilewire.kernels.runtime.targets import Target, current
-from tilewire.kernels.softmax.across import block_for, blocks_for, is_across
+from tilewire.kernels.softmax.across import (
+    block_for,
+    blocks_for,
+    count_side_by_side,
+    counts_side_by_side,
+    is_across,
+)
 from tilewire.kernels.softmax.groups import can_wait, options_of
 
 # ── blocks ──────────────────────────────────────────────────────────────────────────────────────────
@@ -45,6 +51,7 @@ class Problem:
         vector_dtype: Name of the dtype of weight and bias: the input's where all three are the same, else float32.
         is_aligned: Whether rows, weight and bias can be read and written in 16-byte pieces.
         is_contiguous: Whether elements of a row follow one another, in input and output.
+        side_by_side: Rows that are read at once, where they do not.
     """
 
     rows: int
@@ -54,11 +61,18 @@ class Problem:
     vector_dtype: str
     is_aligned: bool = True
     is_contiguous: bool = True
+    side_by_side: int = 1
 
     @property
     def is_across(self) -> bool:
         """Whether rows are read side by side."""
-        return is_across(self.n, _SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
+        return is_across(
+            self.n,
+            _SHORT_N,
+            is_contiguous=self.is_contiguous,
+            is_aligned=self.is_aligned,
+            side_by_side=self.side_by_side,
+        )
 
     @property
     def is_rare(self) -> bool:
@@ -126,8 +140,9 @@ def choose(problem: Problem, target: Target) -> Config:
     They do not depend on the number of rows: a row has the same bits among any others.
     """
     if problem.is_across:
-        is_few = problem.n > _MANY
-        return Config(*block_for(problem.n, target, is_contiguous=problem.is_contiguous, is_few=is_few), is_across=True)
+        is_few, count = problem.n > _MANY, problem.side_by_side
+        block = block_for(problem.n, target, is_contiguous=problem.is_contiguous, side_by_side=count, is_few=is_few)
+        return Config(*block, is_across=True)
     for config in configs_for(problem, target):
         if config.block_rows:
             if config.block_n >= problem.n:
@@ -157,7 +172,13 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
             problem = Problem(1, 1, dtype, out_dtype, vector_dtype, is_aligned)
             yield from ((problem, config) for config in configs_for(problem, target))
             if not is_aligned:
-                yield from ((problem, Config(*block, is_across=True)) for block in blocks_for(target))
+                yield from _enumerate_across(problem, target)
+
+
+def _enumerate_across(problem: Problem, target: Target) -> Iterator[tuple[Problem, Config]]:
+    for count in counts_side_by_side(problem.dtype, problem.out_dtype):
+        across = replace(problem, is_contiguous=False, side_by_side=count)
+        yield from ((across, Config(*block, is_across=True)) for block in blocks_for(target, count))
 
 
 def variant(problem: Problem, config: Config, target: Target) -> Variant:
@@ -166,8 +187,10 @@ def variant(problem: Problem, config: Config, target: Target) -> Variant:
     types |= dict.fromkeys(("weight_ptr", "bias_ptr"), pointer(problem.vector_dtype))
     types |= {"partial_ptr": "*fp32", "count_ptr": "*i32"}
     if config.is_across:
-        constants = {"BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
-        return binary(normalize_across_kernel, types, constants, config.num_warps, target, ())
+        unit = problem.side_by_side
+        constants = {"UNIT": unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
+        pieces = ("x_ptr", "out_ptr") if unit > 1 else ()
+        return binary(normalize_across_kernel, types, constants, config.num_warps, target, pieces)
     constants = {"UNIT": problem.unit, "BLOCK_N": config.block_n, "BLOCK_ROWS": config.block_rows}
     aligned = ("x_ptr", "weight_ptr", "bias_ptr", "out_ptr") if problem.is_aligned else ()
     if config.block_rows:
@@ -297,7 +320,7 @@ def prepare(
         target = current(x.get_device())
         chosen = config or choose(problem, target)
         sizes = {
-            **_sizes(problem, view),
+            **(view.sizes_across(problem.side_by_side) if chosen.is_across else view.sizes(problem.unit)),
             "eps": float(eps),
             "kind": list(KINDS).index(kind),
             "has_weight": int(weight is not None),
@@ -326,7 +349,8 @@ def _walk(
     view = rows_of(x, out)
     if view is not None:
         is_contiguous = all(strides[2] == 1 for strides in view.strides)
-        problem = Problem(rows, n, *dtypes, is_contiguous and is_aligned(view, x, out), is_contiguous)
+        count = count_side_by_side(n, view.rows[1], view.strides, *dtypes[:2]) if are_aligned((x, out)) else 1
+        problem = Problem(rows, n, *dtypes, is_contiguous and is_aligned(view, x, out), is_contiguous, count)
         if problem.is_across:
             return problem, view, True
     steps = [row_stride(tensor) for tensor in (x, out)]
@@ -335,13 +359,6 @@ def _walk(
         return Problem(rows, n, *dtypes, is_aligned(view)), view, False
     view = RowsView((1, rows), n, tuple((0, step or 0, 1) for step in steps))
     return Problem(rows, n, *dtypes, is_aligned(view, x, out)), view, True
-
-
-def _sizes(problem: Problem, view: RowsView) -> dict[str, float]:
-    sizes: dict[str, float] = {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // problem.unit}
-    for letter, strides in zip("xo", view.strides, strict=True):
-        sizes |= {f"stride_{letter}{dim}": stride // problem.unit for dim, stride in zip("oin", strides, strict=True)}
-    return sizes
 
 
 def _launch(
@@ -392,11 +409,12 @@ _EPS = 1e-5
 
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches one binary and checks it."""
-    rows, blocks = config.block_rows + 2, 1
+    # A multiple of those that are read at once, and of no more.
+    rows, blocks = config.block_rows + problem.side_by_side, 1
     if not config.block_rows:
         config = replace(config, group=2 if can_wait(current(device_number(device))) else 1)
         blocks = config.group if config.is_held else config.group + 1
-    # A block of one element is walked twice.
+    # A block of one element is walked twice. Rows that are held have one block.
     blocks += config.block_n == 1
     n = config.block_n * blocks - (0 if problem.is_aligned else 1)
     dtype, out_dtype, vector_dtype = (

@@ -77,6 +77,19 @@ class RowsView:
     n: int
     strides: tuple[tuple[int, int, int], ...]
 
+    def sizes(self, unit: int) -> dict[str, int]:
+        """Arguments of a kernel for an input and an output: lengths and strides in units of so many elements."""
+        found = {"rows": self.rows[0] * self.rows[1], "rows_inner": self.rows[1], "n": self.n // unit}
+        for letter, strides in zip("xo", self.strides, strict=True):
+            found |= {f"stride_{letter}{dim}": stride // unit for dim, stride in zip("oin", strides, strict=True)}
+        return found
+
+    def sizes_across(self, unit: int) -> dict[str, int]:
+        """The same for rows side by side, of which `unit` are read at once: numbers of rows and strides in units of them."""
+        found = self.sizes(1)
+        apart = ("rows", "rows_inner", *(f"stride_{letter}{dim}" for letter in "xo" for dim in "on"))
+        return found | {name: found[name] // unit for name in apart}
+
 
 def rows_of(*tensors: torch.Tensor) -> RowsView | None:
     """Tensors (…, N) of one shape as a kernel walks them; None where dimensions beside the last do not merge into two."""

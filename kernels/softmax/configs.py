@@ -16,7 +16,7 @@ from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import INTERPRETER, Target
 from tilewire.kernels.selection.cost_model import Amounts, Model, Term, Tile, tile_of
 from tilewire.kernels.selection.tables import table_for, table_name
-from tilewire.kernels.softmax.across import COPIED_N, block_for, blocks_for, is_across
+from tilewire.kernels.softmax.across import block_for, blocks_for, counts_side_by_side, is_across
 
 # How many parts of one row the merging kernel holds.
 MAX_SPLITS = 512
@@ -50,6 +50,7 @@ class Problem:
         is_contiguous: Whether elements of a row follow one another, in input and output.
         is_aligned: Whether rows can be read and written in 16-byte pieces.
         log: Whether the result is the logarithm of the softmax.
+        side_by_side: Rows that are read at once, where elements do not follow one another.
     """
 
     rows: int
@@ -59,6 +60,7 @@ class Problem:
     is_contiguous: bool = True
     is_aligned: bool = True
     log: bool = False
+    side_by_side: int = 1
 
     @property
     def is_rare(self) -> bool:
@@ -68,12 +70,18 @@ class Problem:
     @property
     def is_across(self) -> bool:
         """Whether `across` computes it: a program has rows side by side."""
-        return is_across(self.n, SHORT_N, is_contiguous=self.is_contiguous, is_aligned=self.is_aligned)
+        return is_across(
+            self.n,
+            SHORT_N,
+            is_contiguous=self.is_contiguous,
+            is_aligned=self.is_aligned,
+            side_by_side=self.side_by_side,
+        )
 
     @property
     def is_copied(self) -> bool:
         """Whether the rows are copied first, so that their elements follow one another."""
-        return not self.is_contiguous and self.n >= COPIED_N
+        return not self.is_contiguous and not self.is_across
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,7 @@ class Config:
 
     Attributes:
         kernel: `row` (whole rows in registers), `loop` (a row read twice), `cooperative` (a row in the registers of several
-            programs), `split` (a row over several programs, read twice) or `across` (rows side by side, read twice).
+            programs), `split` (a row over several programs, read twice) or `across` (rows side by side, held or read twice).
         block_rows: Rows of one program.
         block_n: Elements of a row held at a time.
         num_warps: Warps of one program.
@@ -154,14 +162,16 @@ def members(target: Target) -> Iterator[tuple[Problem, Config]]:
 
 def _across_members(dtype: str, out_dtype: str, target: Target) -> Iterator[tuple[Problem, Config]]:
     """The members for rows that lie across memory."""
-    problem = Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False)
-    yield from ((problem, Config("across", *block)) for block in blocks_for(target))
+    for count in counts_side_by_side(dtype, out_dtype):
+        problem = Problem(1, 1, dtype, out_dtype, is_contiguous=False, is_aligned=False, side_by_side=count)
+        yield from ((problem, Config("across", *block)) for block in blocks_for(target, count))
 
 
 def _across_config(problem: Problem, target: Target) -> Config:
     """The one configuration of rows side by side."""
     is_few = problem.rows <= _FEW_ROWS * target.num_sms
-    block = block_for(problem.n, target, is_contiguous=problem.is_contiguous, is_few=is_few)
+    count = problem.side_by_side
+    block = block_for(problem.n, target, is_contiguous=problem.is_contiguous, side_by_side=count, is_few=is_few)
     return Config("across", *block)
 
 

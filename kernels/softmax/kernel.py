@@ -315,36 +315,72 @@ def softmax_across_kernel(
     stride_oi,
     stride_on,
     log,
+    UNIT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     OVERLAP: tl.constexpr,
     IN_PTX: tl.constexpr,
 ):
-    """Rows whose elements lie apart, read side by side, twice. Grid: (ceil(rows / BLOCK_ROWS),).
+    """Rows whose elements lie apart, read side by side. Grid: (ceil(rows / BLOCK_ROWS),).
 
-    Rows are last in a tile: so the compiler gives neighbouring lanes neighbouring rows.
+    Rows are last in a tile: so the compiler gives neighbouring lanes neighbouring rows. A UNIT above 1 is how many of them lie
+    in one piece of memory: `rows`, `rows_inner` and strides but those from row to row come in UNITs, and rows are held whole,
+    n ≤ BLOCK_N. Else they are read twice.
     """
     await_previous(OVERLAP)
+    rows *= UNIT
+    rows_inner *= UNIT
     first = tl.program_id(0) * BLOCK_ROWS
     lane = tl.arange(0, BLOCK_ROWS)
     offs_n = tl.arange(0, BLOCK_N)[:, None]
-    from_x = row_offsets(first, lane, rows_inner, stride_xo, stride_xi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_xn
-    to_out = row_offsets(first, lane, rows_inner, stride_oo, stride_oi, BLOCK_ROWS, 1)[None, :] + offs_n * stride_on
+    x_row = row_offsets(first, lane, rows_inner, stride_xo * UNIT, stride_xi, BLOCK_ROWS, 1)[None, :]
+    out_row = row_offsets(first, lane, rows_inner, stride_oo * UNIT, stride_oi, BLOCK_ROWS, 1)[None, :]
+    from_x = x_row + offs_n * (stride_xn * UNIT)
+    to_out = out_row + offs_n * (stride_on * UNIT)
     in_rows = (first + lane < rows)[None, :]
+    if UNIT > 1:
+        from_x = tl.max_contiguous(tl.multiple_of(from_x, (1, UNIT)), (1, UNIT))
+        to_out = tl.max_contiguous(tl.multiple_of(to_out, (1, UNIT)), (1, UNIT))
+        mask = in_rows & (offs_n < n)
+        x = tl.load(x_ptr + from_x, mask=mask, other=-float("inf")).to(tl.float32)
+        store_held(out_ptr + to_out, x, mask, log, IN_PTX)
+    else:
+        walk_across(x_ptr + from_x, out_ptr + to_out, n, stride_xn, stride_on, offs_n, in_rows, log, IN_PTX)
+
+
+@triton.jit
+def store_held(out_ptrs, x, mask, log, IN_PTX: tl.constexpr):
+    """Store the results of the columns `x`, (elements, rows)."""
+    x -= tl.max(x, axis=0, keep_dims=True)
+    # Two ways, as in `softmax_row_kernel`.
+    if log > 0:
+        x -= tl.log(tl.sum(tl.exp(x), axis=0, keep_dims=True))
+        tl.store(out_ptrs, x.to(out_ptrs.dtype.element_ty), mask=mask)
+    else:
+        x = exp(x, IN_PTX)
+        x *= 1.0 / tl.sum(x, axis=0, keep_dims=True)
+        tl.store(out_ptrs, x.to(out_ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def walk_across(x_first, out_first, n, stride_xn, stride_on, offs_n, in_rows, log, IN_PTX: tl.constexpr):
+    """Softmax of rows of `n` elements from `x_first` to `out_first`, pointers to their first elements, (elements, rows)."""
+    BLOCK_N: tl.constexpr = x_first.shape[0]
+    BLOCK_ROWS: tl.constexpr = x_first.shape[1]
     top = tl.full((BLOCK_N, BLOCK_ROWS), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_ROWS), tl.float32)
-    x_ptrs = x_ptr + from_x
+    x_ptrs = x_first
     for start in range(0, n, BLOCK_N):
         x = tl.load(x_ptrs, mask=in_rows & (start + offs_n < n), other=-float("inf")).to(tl.float32)
         top, total = absorb(top, total, x, IN_PTX)
         x_ptrs += stride_xn * BLOCK_N
     top, total = merge_lanes(top, total, 0, IN_PTX)
-    x_ptrs = x_ptr + from_x
-    out_ptrs = out_ptr + to_out
+    x_ptrs = x_first
+    out_ptrs = out_first
     for start in range(0, n, BLOCK_N):
         mask = in_rows & (start + offs_n < n)
         x = tl.load(x_ptrs, mask=mask, other=-float("inf")).to(tl.float32)
-        tl.store(out_ptrs, normalise(x, top, total, log, IN_PTX).to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs, normalise(x, top, total, log, IN_PTX).to(out_ptrs.dtype.element_ty), mask=mask)
         x_ptrs += stride_xn * BLOCK_N
         out_ptrs += stride_on * BLOCK_N
 

@@ -18,6 +18,7 @@ from tilewire.kernels.runtime.launch import Launch, LaunchCache, Variant, are_al
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import RowsView, check_dtype, check_rows, output, rows_of
 from tilewire.kernels.runtime.targets import Target, current
+from tilewire.kernels.softmax.across import count_side_by_side
 from tilewire.kernels.softmax.configs import (
     MAX_SPLITS,
     SMALL_GROUP,
@@ -62,7 +63,8 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
         "partial_ptr": "*fp32",
         "count_ptr": "*i32",
     }
-    unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
+    is_across = config.kernel == "across"
+    unit = problem.side_by_side if is_across else unit_of(problem.dtype, is_aligned=problem.is_aligned)
     # What the threads of a row read in one step; there is a thread for each row at least.
     lanes = max(unit, unit * target.warp_size * config.num_warps // config.block_rows)
     constants = {
@@ -81,7 +83,7 @@ def build(kernel: Any, problem: Problem, config: Config, target: Target) -> Vari
     if config.kernel == "cooperative":
         constants["OVERLAP"] = False
         options = options_of(config.num_warps, config.programs_per_sm, target)
-    aligned = ("x_ptr", "out_ptr", "partial_ptr") if problem.is_aligned else ()
+    aligned = ("x_ptr", "out_ptr", "partial_ptr") if unit > 1 else ()
     return binary(kernel, types, constants, config.num_warps, target, aligned, **options)
 
 
@@ -228,24 +230,25 @@ def _problem(x: torch.Tensor, out: torch.Tensor, view: RowsView, *, log: bool) -
     unit = 16 // x.element_size()
     is_contiguous = all(strides[2] == 1 for strides in view.strides)
     spans = (view.n, *(stride for strides in view.strides for stride in strides[:2]))
-    is_aligned = are_aligned((x, out)) and all(span % unit == 0 for span in spans)
+    is_aligned = are_aligned((x, out))
+    dtypes = name_of(x.dtype), name_of(out.dtype)
     return Problem(
         view.rows[0] * view.rows[1],
         view.n,
-        name_of(x.dtype),
-        name_of(out.dtype),
+        *dtypes,
         is_contiguous,
-        is_contiguous and is_aligned,
+        is_contiguous and is_aligned and all(span % unit == 0 for span in spans),
         log,
+        count_side_by_side(view.n, view.rows[1], view.strides, *dtypes) if is_aligned else 1,
     )
 
 
 def _values(view: RowsView, problem: Problem, config: Config) -> dict[str, int]:
-    unit = unit_of(problem.dtype, is_aligned=problem.is_aligned)
     values = {"log": int(problem.log)}
-    for letter, strides in zip("xo", view.strides, strict=True):
-        values |= {f"stride_{letter}{dim}": stride // unit for dim, stride in zip("oin", strides, strict=True)}
-    values |= {"rows": problem.rows, "rows_inner": view.rows[1], "n": problem.n // unit}
+    if config.kernel == "across":
+        values |= view.sizes_across(problem.side_by_side)
+    else:
+        values |= view.sizes(unit_of(problem.dtype, is_aligned=problem.is_aligned))
     values |= {"group_size": config.splits, "blocks_per_split": -(-problem.n // (config.block_n * config.splits))}
     return values
 
@@ -258,13 +261,16 @@ def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTes
     splits = max(2, config.splits) if config.kernel == "split" else config.splits
     config = replace(config, splits=splits)
     n = 40 if config.kernel == "across" else config.held_n * splits
-    x = torch.full((3, n if problem.is_aligned else n - 1), -torch.inf, device=device)
+    # A multiple of those that are read at once, and of no more.
+    rows = 3 * problem.side_by_side
+    x = torch.full((rows, n if problem.is_aligned else n - 1), -torch.inf, device=device)
     # A power of two, so that the quotient is exact.
     equal = 1 << (min(8, x.shape[1]).bit_length() - 1)
     x[:, -equal:] = 0
     contiguous = "last" if problem.is_contiguous else "first"
-    laid = lay(x, contiguous, getattr(torch, problem.dtype), is_aligned=problem.is_aligned)
-    out = like(x, contiguous, getattr(torch, problem.out_dtype), is_aligned=problem.is_aligned)
+    is_aligned = problem.is_aligned or problem.side_by_side > 1
+    laid = lay(x, contiguous, getattr(torch, problem.dtype), is_aligned=is_aligned)
+    out = like(x, contiguous, getattr(torch, problem.out_dtype), is_aligned=is_aligned)
     plain, logarithm = (prepare(laid, out, log=log, config=config) for log in (False, True))
     out.fill_(-1)
     plain(laid, out)

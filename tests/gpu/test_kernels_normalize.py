@@ -44,6 +44,21 @@ def test_a_nan_stays_in_its_row(generator):
     assert out[18:].isfinite().all()
 
 
+# Each block of rows that are held, of pieces and of pairs; then copies.
+@pytest.mark.parametrize("n", [33, 64, 65, 128, 129, 200, 256, 257, 512, 513, 900, 1024, 1025, 2048, 2049])
+@pytest.mark.parametrize("inner", [8, 24, 50, 52, 3000])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_in_pieces_of_memory(n, inner, dtype, kind, generator):
+    x = torch.randint(-9, 10, (3, n, inner), generator=generator, device="cuda").to(dtype)
+    weight, bias = torch.randn((2, n), generator=generator, device="cuda")
+    for vectors in ({}, {"weight": weight.to(dtype)}, {"weight": weight, "bias": bias}):
+        out = normalize(x, kind, axis=1, **vectors)
+        expected = normalize_reference(x, kind, KINDS[kind], axis=1, **vectors)
+        torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert torch.equal(normalize(x[1:2].clone(), kind, axis=1, **vectors), out[1:2])
+
+
 # Each block of rows that are read side by side, and the copies that are made beyond them.
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11, 16, 17, 64, 65, 200, 256, 257, 1000, 1023, 1024])
 @pytest.mark.parametrize("dtype", TOLERANCE)

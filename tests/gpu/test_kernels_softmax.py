@@ -79,6 +79,32 @@ def test_offsets_past_two_to_the_31(generator):
 
 
 # Each block of rows that are read side by side, and the copies that are made beyond them.
+# Each block of rows that are held, of pieces and of pairs; then copies.
+@pytest.mark.parametrize("n", [33, 64, 65, 128, 129, 200, 256, 257, 512, 513, 900, 1024, 1025, 2048, 2049])
+@pytest.mark.parametrize("inner", [8, 24, 50, 52, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("log", [False, True])
+def test_rows_in_pieces_of_memory(n, inner, dtype, log, generator):
+    x = (torch.randn((3, n, inner), generator=generator, device="cuda") * 4).to(dtype)
+    out = poisoned(x.shape, dtype, "cuda")
+    softmax(x, axis=1, log=log, out=out)
+    check(out, x, axis=1, log=log)
+    out = softmax(x, axis=1, log=log, batch_invariant=True)
+    assert torch.equal(softmax(x[1:2].clone(), axis=1, log=log, batch_invariant=True), out[1:2])
+
+
+def test_infinities_and_nan_in_pieces_of_memory_as_torch():
+    for log, n in itertools.product((False, True), (33, 100, 400, 2000)):
+        x = torch.zeros((n, 16), device="cuda")
+        x[:, 0] = float("-inf")
+        x[1, 1] = float("inf")
+        x[-1, 2] = float("nan")
+        x[:-1, 3] = float("-inf")
+        x[:, 4] = float("inf")
+        expected = torch.log_softmax(x, 0) if log else torch.softmax(x, 0)
+        torch.testing.assert_close(softmax(x, axis=0, log=log), expected, equal_nan=True)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 11, 16, 17, 64, 65, 200, 256, 257, 1000, 1023, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("log", [False, True])

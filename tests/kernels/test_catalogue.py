@@ -28,6 +28,7 @@ from tilewire.kernels.registry import KERNEL_OPS, kernel_op
 from tilewire.kernels.runtime.kinds import FLOATS, unit_of
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.selection.catalogue import OPS, op_named, variants
+from tilewire.kernels.softmax.across import count_side_by_side
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.configs import members as softmax_members
 from tilewire.kernels.softmax.configs import select as choose_softmax
@@ -143,10 +144,14 @@ def test_each_of_many_invariant_choices_is_in_the_catalogue(problem, name, m, ba
 
 
 @settings(deadline=None)
-@given(lengths, lengths, st.sampled_from(FLOATS), st.sampled_from(FLOATS), st.booleans(), names)
-def test_every_softmax_has_its_binaries_in_the_catalogue(rows, n, dtype, out_dtype, is_aligned, name):
-    for is_contiguous in (True, False):
-        problem = SoftmaxProblem(rows, n, dtype, out_dtype, is_contiguous, is_aligned and is_contiguous, n % 2 == 0)
+@given(
+    lengths, lengths, st.sampled_from(FLOATS), st.sampled_from(FLOATS), st.booleans(), st.sampled_from([1, 2, 8]), names
+)
+def test_every_softmax_has_its_binaries_in_the_catalogue(rows, n, dtype, out_dtype, is_aligned, inner, name):
+    count = count_side_by_side(n, inner, [(n * inner, 1, inner)] * 2, dtype, out_dtype)
+    for is_contiguous, side_by_side in ((True, 1), (False, 1), (False, count)):
+        how = (is_contiguous, is_aligned and is_contiguous, n % 2 == 0, side_by_side)
+        problem = SoftmaxProblem(rows, n, dtype, out_dtype, *how)
         config = choose_softmax(problem, TARGETS[name])
         for kernel in KERNELS[config.kernel]:
             assert build_softmax(kernel, problem, config, TARGETS[name]) in listed(name)

@@ -141,6 +141,35 @@ def test_rows_of_any_number_lie_side_by_side(n, inner, generator):
     check(across(generator, torch.float32, n, inner, 4), "layer", axis=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("outer", "n", "inner"),
+    [
+        (1, 33, 8),
+        (3, 40, 24),
+        (2, 70, 6),
+        (1, 100, 2),
+        (5, 33, 4),
+        (3, 1024, 2),
+        (3, 1025, 2),
+        (2, 1100, 8),
+        (2, 2049, 8),
+    ],
+)
+def test_rows_in_pieces_of_memory(outer, n, inner, dtype, generator):
+    x = (torch.randn((outer, n, inner), generator=generator) + 1).to(dtype)
+    weight, bias = torch.randn(n, generator=generator).to(dtype), torch.randn(n, generator=generator)
+    check(x, "layer", axis=1, weight=weight, bias=bias)
+    check(x, "rms", axis=1, weight=weight)
+    check(x, "l2", axis=1)
+    prepared = prepare_normalize(x, torch.empty_like(x), kind="rms", weight=weight, axis=1)
+    whole = 16 // x.element_size()
+    count, longest = (whole, 2048) if inner % whole == 0 else (2, 1024)
+    assert isinstance(prepared, Detour) == (n > longest)
+    if n <= longest:
+        assert [dict(variant.constants)["UNIT"] for variant in prepared.variants] == [count]
+
+
 @pytest.mark.parametrize("n", [3, 33, 300])
 def test_rows_across_memory_are_not_copied(n, generator):
     x = across(generator, torch.float32, n)
@@ -159,8 +188,9 @@ def test_a_row_across_memory_has_the_same_bits_alone_and_among_others(kind, n, g
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nan_and_infinity_across_memory_stay_in_their_rows(kind):
-    x = torch.ones(20, 4)
+@pytest.mark.parametrize("n", [20, 40])
+def test_nan_and_infinity_across_memory_stay_in_their_rows(n, kind):
+    x = torch.ones(n, 4)
     x[3, 1] = float("nan")
     x[5, 2] = float("inf")
     out = normalize(x, kind, axis=0)

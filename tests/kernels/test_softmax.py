@@ -5,6 +5,7 @@ import torch
 
 from tests.support.kernel_bounds import SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
+from tilewire.kernels.runtime.pipeline import Detour
 from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.softmax.across import COPIED_N
 from tilewire.kernels.softmax.configs import Config, Problem, explain, select
@@ -171,6 +172,40 @@ def test_each_length_across_memory_and_along_it(n, generator):
         check(softmax(along, log=log, out_dtype=out_dtype), along, log=log)
 
 
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("outer", "n", "inner"),
+    [
+        (1, 33, 8),
+        (3, 40, 24),
+        (2, 70, 6),
+        (1, 100, 2),
+        (5, 33, 4),
+        (3, 1024, 2),
+        (3, 1025, 2),
+        (2, 1100, 8),
+        (2, 2049, 8),
+    ],
+)
+def test_rows_in_pieces_of_memory(outer, n, inner, dtype, log, generator):
+    x = (torch.randn((outer, n, inner), generator=generator) * 4).to(dtype)
+    check(softmax(x, axis=1, log=log), x, axis=1, log=log)
+    rows = x.movedim(1, -1)
+    prepared = prepare(rows, torch.empty_like(x).movedim(1, -1), log=log)
+    whole = 16 // x.element_size()
+    count, longest = (whole, 2048) if inner % whole == 0 else (2, 1024)
+    assert isinstance(prepared, Detour) == (n > longest)
+    if n <= longest:
+        assert [dict(variant.constants)["UNIT"] for variant in prepared.variants] == [count]
+
+
+def test_rows_begin_at_pieces_or_are_read_one_by_one(generator):
+    wide = torch.randn((2, 40, 26), generator=generator)
+    for x in (wide[..., 1:25], wide[..., ::2], wide[..., :24], wide[:, ::3, :8].repeat(1, 3, 1)):
+        check(softmax(x, axis=1), x, axis=1)
+
+
 @pytest.mark.parametrize("inner", [1, 2, 3, 7, 8, 9, 20])
 @pytest.mark.parametrize("n", [2, 13, 300])
 def test_rows_of_any_number_lie_side_by_side(inner, n, generator):
@@ -180,9 +215,9 @@ def test_rows_of_any_number_lie_side_by_side(inner, n, generator):
 
 
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("n", [3, 15, 64, 200])
-def test_infinities_and_nan_across_memory_as_torch(n, log):
-    x = torch.zeros(n, 7)
+@pytest.mark.parametrize(("n", "columns"), [(3, 7), (15, 7), (64, 7), (200, 7), (64, 8), (200, 10)])
+def test_infinities_and_nan_across_memory_as_torch(n, columns, log):
+    x = torch.zeros(n, columns)
     x[:, 0] = float("-inf")
     x[1, 1] = float("inf")
     x[-1, 2] = float("nan")
