@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from tilewire.kernels.matmul.configs import resolve_precision
 from tilewire.kernels.runtime.kinds import FLOATS, ITEM_BYTES, unit_of
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.topk.configs import WIDTHS, Block, width_of
+from tilewire.kernels.topk.configs import TAKEN, WIDTHS, Block, block_for, is_taken, width_of
 
 DTYPES = (*FLOATS, "int8")
 METRICS = ("dot", "cosine", "l2")
@@ -25,25 +26,16 @@ _FEW = 4
 # From so many queries on groups of 8 leave less to read again than they have orders more, where items are fewer than so many
 # times the bytes of those that are kept.
 _MANY_QUERIES, _MANY_BYTES = 64, 64
-# Up to so many items, scores, and elements read for them (float32 last), the scores of all items are computed at once.
-_DIRECT_ITEMS, _DIRECT_SCORES, _DIRECT_ELEMENTS = 4096, 1 << 15, (1 << 23, 1 << 25)
-# The same in the interpreter, where tests search few items.
-_INTERPRETED_DIRECT_ITEMS = 40
-# Up to so many items in all, and for each that is kept, the scores of all are computed, however many queries there are: those
-# of scattered groups take longer than those of tiles. For 64 queries among 8,192 items of 256 float16, of which 1,000 are
-# kept, 107 µs and 53 (H200). For float32, which no matrix unit multiplies exactly, and up to so many elements of all items.
-_FEW_ITEMS, _FEW_ELEMENTS, _KEPT_ITEMS, _MOST_ITEMS = 64, 1 << 13, 16, 8192
-# Twice as many for each that is kept where items are short.
-_SHORT_K = 128
-# For other types (H200, 100 searches; as many again for each that is kept where items are long), and where scores are few.
-_FEW_NARROW_ITEMS, _KEPT_NARROW_ITEMS, _LONG_K, _FEW_NARROW_SCORES = 256, 48, 256, 1 << 20
-# Of few scores those of so many queries, whose elements are so many, are computed by tiles.
-_TILED_QUERIES, _TILED_K = 32, 256
+# Most items of a search whose scores are all computed; in the interpreter, where tests search few items.
+_MOST_ITEMS, _INTERPRETED_ITEMS = 8192, 40
 # Blocks that hold the items of a query whose scores are computed again. Those of several queries rank them whole.
-FINISH = (
-    *(Block(32, 1, 8), Block(64, 1, 4), Block(256, 1, 1, 64)),
-    *(Block(1024, 4, 1, 128), Block(4096, 4, 1, 128), Block(8192, 8, 1, 256)),
+_SORTED = (
+    *(Block(32, 1, 4), Block(64, 4, 4), Block(256, 1, 1, 64), Block(1024, 1, 1, 64), Block(2048, 2, 1, 64)),
+    *(Block(4096, 4, 1, 128), Block(8192, 8, 1, 256)),
 )
+# What sorts more than so many in less time.
+_MANY_SORTED, _MANY_BLOCK = 64, Block(1024, 4, 1, 128)
+FINISH = (*_SORTED, _MANY_BLOCK, *TAKEN)
 
 
 @dataclass(frozen=True)
@@ -59,6 +51,7 @@ class Problem:
         precision: Precision mode of float32 products.
         is_aligned: Whether rows of queries and items start at multiples of 16 bytes.
         is_plain: Whether similarities are the products themselves: no norms, no bias.
+        is_distance: Whether scores are distances.
     """
 
     m: int
@@ -69,6 +62,7 @@ class Problem:
     precision: str = "ieee"
     is_aligned: bool = True
     is_plain: bool = True
+    is_distance: bool = False
 
     @property
     def width(self) -> int:
@@ -101,8 +95,8 @@ class Config:
     """Blocks and compiler options of the product, and blocks of the scores.
 
     Attributes:
-        kernel: `tma` or `pointer`, whose products select groups; `none` or `tile` where the scores of all items are computed,
-            by the kernel for the scores of groups or by tiles.
+        kernel: `tma` or `pointer`, whose products select groups; `product`, `none` or `tile` where the scores of all items are
+            computed, by a product, by the kernel for the scores of groups, or by tiles of distances.
         block_m: Queries of a tile.
         block_n: Items of a tile.
         block_k: Elements summed at a time.
@@ -130,7 +124,7 @@ class Config:
     @property
     def is_whole_scored(self) -> bool:
         """Whether the scores of all items are computed."""
-        return self.kernel in ("none", "tile")
+        return self.kernel in ("product", "none", "tile")
 
 
 # By the items of a group: groups of 8 are those of few items, often for many queries, and programs with few registers are
@@ -140,14 +134,11 @@ _SCORES = {8: Score(1, 128, 1), 32: Score(1, 128, 4), 128: Score(1, 128, 8)}
 # queries among 1,000 items of 64 bfloat16, of which 10 are kept, took 3.50 ms with a program for each group, and 1.85 (of
 # nine, the best for most of 21 searches; H200).
 _MANY_GROUPS, _SHORT_ITEM, _MANY_SCORES = 1 << 13, 512, Score(4, 32, 1)
-# The scores of all items: few by the kernel of any search, and more by tiles.
+# The scores of all items by a product, whose blocks are chosen as those of any.
+PRODUCT = Config("product", 128, 1, 1, 1, 1, group=1)
+# The scores of all items where they are few, by the kernel for those of groups, and distances of all by tiles.
 DIRECT = Config("none", 1, 8, 128, 1, 1, group=8, score=_SCORES[8])
-# Of nine, 64 × 64 × 32 was within 10 % of the best for most of 30 searches, and twice the step for long items (H200).
-DIRECT_TILE = Config("tile", 64, 64, 32, 4, 2, group=16)
-_LONG_TILE, _LONG_TILE_K = replace(DIRECT_TILE, block_k=64), 128
-_FEW_QUERIES_TILE, _FEW_QUERIES = replace(DIRECT_TILE, block_m=16, block_k=64), 48
-_INTERPRETED_TILE = Config("tile", 16, 16, 32, 4, 1, group=16)
-_INTERPRETED_TILES = (_INTERPRETED_TILE, replace(_INTERPRETED_TILE, block_k=64), replace(_INTERPRETED_TILE, block_n=32))
+_TILE, _INTERPRETED_TILE = (Config("tile", block, block, 1, 4, 1, group=16) for block in (64, 16))
 _WHOLE = (
     Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
     Config("tma", 64, 128, 128, 4, 3, is_whole=True, programs_per_sm=2),
@@ -182,9 +173,18 @@ _INTERPRETED = (
 
 
 def choose(problem: Problem, target: Target) -> Config:
-    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`; `tma` for any kind that is aligned."""
-    if _is_direct(problem, target):
-        return _tile_for(problem, target) if _is_tiled(problem) else DIRECT
+    """The blocks for `problem` on `target`: with its kind, one of `enumerate_configs`, or `PRODUCT`.
+
+    `tma` is for any kind that is aligned.
+    """
+    whole = (DIRECT, tile_for(target)) if problem.is_distance else (DIRECT, PRODUCT)
+    if target.backend == "interpreter":
+        if problem.n <= _INTERPRETED_ITEMS:
+            return DIRECT if problem.is_distance else PRODUCT
+    elif problem.n <= _MOST_ITEMS:
+        fastest = min(whole, key=functools.partial(_predicted_us, problem))
+        if _predicted_us(problem, fastest) < _predicted_us(problem, None):
+            return fastest
     fitting = [config for config in configs_for(problem, target) if not config.is_whole or problem.k <= config.block_k]
     fitting = [config for config in fitting if config.is_whole] or fitting
     number = next((number for number, config in enumerate(fitting) if config.block_m >= problem.m), len(fitting) - 1)
@@ -195,46 +195,42 @@ def choose(problem: Problem, target: Target) -> Config:
     return replace(fitting[number], group=group, score=score_for(problem, group))
 
 
-def tiles_for(dtype: str, target: Target) -> tuple[Config, Config, Config]:
-    """Tiles for the scores of all items: of short ones, of long ones, and of any for few queries."""
-    tiles = (DIRECT_TILE, _LONG_TILE, _FEW_QUERIES_TILE)
-    short, long, few = _INTERPRETED_TILES if target.backend == "interpreter" else tiles
-    # Without the matrix unit a longer step gains nothing.
-    return short, short if dtype == "float32" else long, few
+def tile_for(target: Target) -> Config:
+    """The tile for the distances of all items."""
+    return _INTERPRETED_TILE if target.backend == "interpreter" else _TILE
 
 
-def _tile_for(problem: Problem, target: Target) -> Config:
-    """The tile for the scores of all items."""
-    short, long, few = tiles_for(problem.dtype, target)
-    if problem.m <= _FEW_QUERIES:
-        return few
-    return long if problem.k > _LONG_TILE_K else short
+def finish_for(num_keys: int, best: int, *, is_scores: bool) -> Block:
+    """The block that finds the `best` of so many keys or scores of a query."""
+    if is_taken(num_keys, best, is_wide=is_scores):
+        return block_for(num_keys, TAKEN)
+    block = block_for(num_keys, _SORTED)
+    return _MANY_BLOCK if block.block_n == _MANY_BLOCK.block_n and best > _MANY_SORTED else block
 
 
-def _is_tiled(problem: Problem) -> bool:
-    """Whether the scores of all items are computed by tiles: they are many, or multiplied by matrix units."""
-    is_tile = problem.m >= _TILED_QUERIES and problem.k <= _TILED_K and problem.dtype != "float32"
-    return is_tile or problem.m * problem.n > _DIRECT_SCORES
+def _predicted_us(problem: Problem, config: Config | None) -> float:
+    """Microseconds on an H200 by a way to compute the scores of all items; None: by groups.
 
-
-def _is_direct(problem: Problem, target: Target) -> bool:
-    most = _INTERPRETED_DIRECT_ITEMS if target.backend == "interpreter" else _DIRECT_ITEMS
-    few, a_kept = _few_items(problem)
-    if problem.n <= min(max(a_kept * problem.best, 0 if target.backend == "interpreter" else few), _MOST_ITEMS):
-        return True
-    scores, is_short = problem.m * problem.n, problem.k <= _SHORT_K and target.backend != "interpreter"
-    if is_short and problem.dtype != "float32" and problem.n <= _MOST_ITEMS and scores <= _FEW_NARROW_SCORES:
-        return True
-    most_elements = _DIRECT_ELEMENTS[problem.dtype == "float32"]
-    return problem.n <= most and scores <= _DIRECT_SCORES and scores * problem.k <= most_elements
-
-
-def _few_items(problem: Problem) -> tuple[float, int]:
-    """How many items are few, however many queries there are: in all, and for each that is kept."""
-    if problem.dtype == "float32":
-        few = min(_FEW_ITEMS, _FEW_ELEMENTS / max(1, problem.k))
-        return few, _KEPT_ITEMS * (2 if problem.k <= _SHORT_K else 1)
-    return _FEW_NARROW_ITEMS, _KEPT_NARROW_ITEMS * (2 if problem.k >= _LONG_K else 1)
+    Constants were set by 311 measured searches. Only their ratios matter.
+    """
+    m, n, k, best = problem.m, problem.n, problem.k, problem.best
+    is_float32 = problem.dtype == "float32"
+    # Of each query: taken out one after the other, or sorted.
+    finish_us = m * min(n * (1.3e-6 + 0.8e-6 * best), 1.5e-3 + 4.5e-6 * n + 5e-5 * best)
+    if config is None:
+        # The products, the groups that are selected, and their scores.
+        multiply_us = m * n * k * (2e-8 if is_float32 else 5e-9)
+        scores_us = best * (3e-4 + 3e-6 * max(k, 32))
+        return 8 + 0.01 * k + multiply_us + m * (0.003 + 0.003 * (best > 4) + scores_us)
+    if config == DIRECT:
+        return 2 + 0.002 * k + m * -(-n // 8) * (9e-4 + 3e-6 * max(k, 128)) + finish_us
+    if config == PRODUCT:
+        moved_us = ((m + n) * k * ITEM_BYTES[problem.dtype] + 4 * m * n) / 3.5e6
+        multiply_us = m * n * k * (5e-8 if is_float32 else 5e-9) + k * (7e-3 if is_float32 else 2e-3)
+        # Norms of queries are a launch of their own.
+        return 3 + 3 * (not problem.is_plain) + max(moved_us, multiply_us) + finish_us
+    tiles = -(-m // config.block_m) * -(-n // config.block_n)
+    return 2 + k * max(0.2, 3e-7 * tiles * config.block_m * config.block_n) + finish_us
 
 
 def _num_tiles(problem: Problem, config: Config) -> int:
@@ -286,7 +282,10 @@ def enumerate_configs(target: Target) -> Iterator[tuple[Problem, Config]]:
     """Every kind of problem and configuration that `choose` can return on `target`."""
     for dtype, is_aligned in itertools.product(DTYPES, (True, False)):
         problem = Problem(1, 1, 64, 1, dtype, is_aligned=is_aligned)
-        yield from ((problem, config) for config in dict.fromkeys((DIRECT, *tiles_for(dtype, target))))
+        yield problem, DIRECT
+        if not is_aligned:
+            # Operands are read one by one, wherever they lie.
+            yield replace(problem, is_plain=False, is_distance=True), tile_for(target)
         # Rows are copied to where a descriptor reads them; the interpreter also tests the kernels of devices without any.
         if is_aligned or not target.has_tma or target.backend == "interpreter":
             yield from _members(problem, target)

@@ -3,7 +3,8 @@
 Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similarities of which the greatest is best. Each tile leaves
 the best order of every group of GROUP neighbouring items, and no score. The k best groups of each query are selected
 (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. Where items are few, or most of them
-would be selected, the scores of all are computed and sorted instead. `topk/kernel.py` describes orders and keys, and why this
+would be selected, the scores of all are sorted instead: products by the kernels of `matmul`, distances by those here.
+`topk/kernel.py` describes orders and keys, and why this
 is exact. 2·M·N·K flops; N·K·input size bytes at least.
 
 Products and norms for `l2` lose what all items have in common, which may be most of their digits. So float32 queries and
@@ -23,6 +24,7 @@ from tilewire.kernels.topk.kernel import (
     places_of_best,
     sort_keys,
     store_kept,
+    take_best,
     to_key,
     to_order,
 )
@@ -342,7 +344,6 @@ def search_score_kernel(
 def search_tile_kernel(
     a_ptr,
     b_ptr,
-    norms_ptr,
     bias_ptr,
     keys_ptr,
     m,
@@ -351,63 +352,72 @@ def search_tile_kernel(
     num_keys,
     stride_a,
     stride_b,
-    metric,
     has_bias,
-    UNIT: tl.constexpr,
-    UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Keys of the scores of all items, (`m`, `num_keys` ≥ `n`). Grid: (tiles of items × blocks of queries,).
+    """Keys of the distances of all items, (`m`, `num_keys` ≥ `n`). Grid: (tiles of items × blocks of queries,).
 
-    Strides come in UNITs, and so are rows read. Rows past the end are clamped. Distances are sums of squared differences: they
-    walk along K one element at a time.
+    Rows past the end are clamped. Sums of squared differences walk along K one element at a time.
     """
     await_previous(OVERLAP)
     IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
     TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
-    whole = tl.cdiv(k, UNIT) * UNIT
     tiles = tl.cdiv(num_keys, BLOCK_N)
     query = (tl.program_id(0) // tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     item = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    from_a = tl.minimum(query, m - 1) * (stride_a * UNIT)
-    from_b = tl.minimum(item, n - 1) * (stride_b * UNIT)
+    a_ptrs = a_ptr + tl.minimum(query, m - 1) * stride_a
+    b_ptrs = b_ptr + tl.minimum(item, n - 1) * stride_b
     total = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
-    squares = tl.zeros((BLOCK_M,), tl.float32)
-    if metric == L2:
-        for place in range(k):
-            gap = tl.load(b_ptr + from_b + place).to(TYPE)[None, :] - tl.load(a_ptr + from_a + place).to(TYPE)[:, None]
-            total += gap * gap
-    else:
-        offs_k = tl.arange(0, BLOCK_K)[None, :]
-        a_ptrs, b_ptrs = a_ptr + from_a[:, None] + offs_k, b_ptr + from_b[:, None] + offs_k
-        for start in range(0, k, BLOCK_K):
-            in_words, in_k = offs_k < whole - start, offs_k < k - start
-            # What lies behind a row may be NaN.
-            a = tl.where(in_k, tl.load(a_ptrs + start, mask=in_words, other=0), 0)
-            b = tl.where(in_k, tl.load(b_ptrs + start, mask=in_words, other=0), 0)
-            total = multiply(a, b, total, False, "ieee", UPCAST)
-            if metric == COSINE:
-                squares += tl.sum(a.to(tl.float32) * a.to(tl.float32), axis=1)
+    for place in range(k):
+        gap = tl.load(b_ptrs + place).to(TYPE)[None, :] - tl.load(a_ptrs + place).to(TYPE)[:, None]
+        total += gap * gap
     score = total.to(tl.float32)
-    keys = scored_keys(score, squares[:, None], norms_ptr, bias_ptr, item, item < n, metric, has_bias)
+    score += tl.load(bias_ptr + item, mask=(item < n) & (has_bias > 0), other=0.0)[None, :]
+    keys = tl.where((item < n)[None, :], to_key(to_order(score, -1, LOWEST ^ -1), item[None, :]), NONE)
     mask = (query < m)[:, None] & (item < num_keys)[None, :]
     tl.store(keys_ptr + (query * num_keys)[:, None] + item[None, :], keys, mask=mask)
 
 
 @triton.jit
+def load_keys(scored_ptr, affine, query, offs, m, num_keys, pitch):
+    """The keys of queries, from keys, (m, num_keys), or from products, (m, 4 · pitch) float32; NONE where there are none.
+
+    Products become similarities: times `norms` and factors of queries for `cosine`, plus `bias`. `affine` is (norms_ptr,
+    factors_ptr, bias_ptr, metric, has_bias).
+    """
+    is_there = (query < m) & (offs < num_keys)
+    if scored_ptr.dtype.element_ty == tl.int64:
+        keys = tl.load(scored_ptr + query * num_keys + offs, mask=is_there, other=NONE)
+    else:
+        norms_ptr, factors_ptr, bias_ptr, metric, has_bias = affine
+        # What lies behind a row may be anything.
+        in_pitch = (query < m) & (offs < pitch * 4)
+        score = tl.load(scored_ptr + query * (pitch * 4) + offs, mask=in_pitch, other=0.0)
+        norm = tl.load(norms_ptr + offs, mask=(offs < num_keys) & (metric == COSINE), other=1.0)
+        score *= norm * tl.load(factors_ptr + query, mask=(query < m) & (metric == COSINE), other=1.0)
+        score += tl.load(bias_ptr + offs, mask=(offs < num_keys) & (has_bias > 0), other=0.0)
+        keys = tl.where(is_there, to_key(to_order(score, 0, LOWEST), offs), NONE)
+    return keys
+
+
+@triton.jit
 def search_finish_kernel(
     scored_ptr,
+    norms_ptr,
+    factors_ptr,
+    bias_ptr,
     keys_ptr,
     values_ptr,
     indices_ptr,
     m,
     num_keys,
+    pitch,
     k,
     most,
     metric,
+    has_bias,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     SORT: tl.constexpr,
@@ -415,21 +425,28 @@ def search_finish_kernel(
     UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Scores and indices of the `k` best keys of each query, from (`m`, num_keys ≤ BLOCK_N).
+    """Scores and indices of the `k` best keys of each query, num_keys ≤ BLOCK_N; see `load_keys`.
 
-    Grid: (ceil(`m` / BLOCK_ROWS),). Several queries are ranked whole.
+    Grid: (ceil(`m` / BLOCK_ROWS),). Without SORT the best are taken out one after the other; several queries are ranked whole
+    otherwise.
     """
     await_previous(OVERLAP)
     offs = tl.arange(0, BLOCK_N)[None, :]
-    if BLOCK_ROWS > 1:
-        query = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-        keys = tl.load(scored_ptr + query * num_keys + offs, mask=(query < m) & (offs < num_keys), other=NONE)
-        # What is no item ranks behind all that are, which are `k` or more.
-        rank = num_above(tl.trans(keys), keys)
+    affine = (norms_ptr, factors_ptr, bias_ptr, metric, has_bias)
+    query = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
+    if BLOCK_ROWS > 1 or SORT == 0:
+        query += tl.arange(0, BLOCK_ROWS)[:, None]
+    keys = load_keys(scored_ptr, affine, query, offs, m, num_keys, pitch)
+    if SORT == 0:
+        for place in range(k):
+            keys, best = take_best(keys)
+            store_scores(best, values_ptr, indices_ptr, query * k + place, query < m, metric)
+    elif BLOCK_ROWS > 1:
+        # Read again, turned. What is no item ranks behind all that are, which are `k` or more.
+        others = load_keys(scored_ptr, affine, tl.trans(query), tl.trans(offs), m, num_keys, pitch)
+        rank = num_above(others, keys)
         store_scores(keys, values_ptr, indices_ptr, query * k + rank, (query < m) & (rank < k), metric)
     else:
-        query = tl.program_id(0).to(tl.int64)
-        keys = tl.load(scored_ptr + query * num_keys + offs, mask=offs < num_keys, other=NONE)
         finish_query(keys, keys_ptr, values_ptr, indices_ptr, query, k, most, metric, SORT, THREADS, UNIT)
 
 

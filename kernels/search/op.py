@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from tilewire.kernels.matmul.configs import MAX_INT8_K
+from tilewire.kernels.matmul.plan import Epilogue
+from tilewire.kernels.matmul.plan import prepare as prepare_product
 from tilewire.kernels.runtime.kinds import FLOATS, name_of
-from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned
+from tilewire.kernels.runtime.launch import Descriptor, Launch, LaunchCache, are_aligned, device_number
 from tilewire.kernels.runtime.pipeline import Detour, Part, Pipeline, Prepared, Step
 from tilewire.kernels.runtime.rows import check_counts, check_dtype, check_pair, row_stride
 from tilewire.kernels.runtime.targets import Target, current
 from tilewire.kernels.search.configs import (
     DTYPES,
-    FINISH,
     MAX_ORDERS,
     MAX_QUERY_BLOCKS,
     METRICS,
@@ -26,6 +27,7 @@ from tilewire.kernels.search.configs import (
     Config,
     Problem,
     choose,
+    finish_for,
     invariant,
 )
 from tilewire.kernels.search.variants import (
@@ -38,7 +40,7 @@ from tilewire.kernels.search.variants import (
     score_variant,
     tile_variant,
 )
-from tilewire.kernels.topk.configs import MAX_K, block_for, num_kept, select_blocks
+from tilewire.kernels.topk.configs import MAX_K, num_kept, select_blocks
 from tilewire.kernels.topk.op import select_steps
 
 _TENSORS = ("a", "b", "norms", "bias", "values", "indices")
@@ -235,7 +237,7 @@ def prepare(
         m, k, n = queries.shape[0], a.shape[-1], items.shape[0]
         is_aligned = _is_aligned(queries) and _is_aligned(items)
         is_plain = metric == "dot" and bias is None
-        problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned, is_plain)
+        problem = Problem(m, n, k, best, name_of(a.dtype), precision, is_aligned, is_plain, metric == "l2")
         chosen = config or choose(invariant(problem) if batch_invariant else problem, target)
         rows_of = functools.partial(_rows, is_padded=chosen.kernel == "tma")
         if chosen.kernel == "tma":
@@ -246,17 +248,22 @@ def prepare(
         a_query = max(groups, _num_kept(chosen, best, groups) * chosen.group)
         most_blocks = min(MAX_QUERY_BLOCKS, max_orders // a_query // chosen.block_m)
         most = chosen.block_m * max(1, most_blocks)
-        pipelines = {}
+        pipelines: dict[tuple[int, int], Prepared] = {}
         for first in range(0, m, most):
             rows = slice(first, min(m, first + most))
-            pipelines[first, rows.stop] = _pipeline(queries[rows], items, problem, metric, chosen, bias is not None)
+            given = (queries[rows], items, problem, metric)
+            pipelines[first, rows.stop] = (
+                _through_product(*given, has_bias=bias is not None, is_invariant=batch_invariant)
+                if chosen.kernel == "product"
+                else _pipeline(*given, chosen, bias is not None)
+            )
         return Detour(functools.partial(_launch, pipelines, rows_of), *pipelines.values())
 
     return _launches.get(key, make)
 
 
 def _launch(
-    pipelines: Mapping[tuple[int, int], Pipeline],
+    pipelines: Mapping[tuple[int, int], Prepared],
     rows_of: Callable[[torch.Tensor], torch.Tensor],
     a: torch.Tensor,
     b: torch.Tensor,
@@ -303,19 +310,60 @@ def _pipeline(
     parts |= {"scored": Part(torch.int64, (m, num_keys)), "kept": Part(torch.int64, (m, 2, num_kept(best)))}
     if config.kernel == "tile":
         tiles = -(-m // config.block_m) * -(-num_keys // config.block_n)
-        of_tiles = sizes | {"k": k, "num_keys": num_keys}
+        of_tiles = sizes | {"k": k, "num_keys": num_keys, "stride_a": a.stride(0), "stride_b": b.stride(0)}
         launch = Launch(tile_variant(problem, config, target), (tiles,), of_tiles, a.device)
-        steps.append(Step(launch, ("a", "b", "norms", "bias", "scored")))
+        steps.append(Step(launch, ("a", "b", "bias", "scored")))
     else:
         of_groups = sizes | {"k": k, "kept": kept, "is_selected": int(config.kernel != "none")}
         programs = m * -(-kept // config.score.groups)
         launch = Launch(score_variant(problem, config, target), (programs,), of_groups, a.device)
         steps.append(Step(launch, ("a", "b", "norms", "bias", selected, "scored")))
-    last = {"num_keys": num_keys, "k": best, "most": num_kept(best)}
-    block = block_for(num_keys, FINISH)
-    launch = Launch(finish_variant(block, target), (-(-m // block.block_rows),), sizes | last, a.device)
-    steps.append(Step(launch, ("scored", "kept", "values", "indices")))
+    last = _finish(sizes | {"num_keys": num_keys, "pitch": 0}, best, a.device, is_scores=False)
+    steps.append(Step(last, ("scored", "norms", "norms", "bias", "kept", "values", "indices")))
     return Pipeline(_TENSORS, steps, a.device, parts)
+
+
+def _finish(sizes: dict[str, int], best: int, device: torch.device, *, is_scores: bool) -> Launch:
+    """The launch that finds the `best` of keys or scores."""
+    block = finish_for(sizes["num_keys"], best, is_scores=is_scores)
+    variant = finish_variant(block, is_scores, current(device_number(device)))
+    return Launch(variant, (-(-sizes["m"] // block.block_rows),), sizes | {"k": best, "most": num_kept(best)}, device)
+
+
+def _through_product(
+    a: torch.Tensor, b: torch.Tensor, problem: Problem, metric: str, *, has_bias: bool, is_invariant: bool
+) -> Detour:
+    """Computes the scores of all items by a product, and finds the best of them."""
+    (m, n), device = (a.shape[0], b.shape[0]), a.device
+    pitch = -(-n // 4)
+
+    def empty() -> torch.Tensor:
+        return torch.empty((m, 4 * pitch), device=device)[:, :n]
+
+    product = prepare_product(a, b.mT, empty(), Epilogue(), "ieee", "invariant" if is_invariant else None)
+    norms_of_queries = norms_launch(a, "cosine") if metric == "cosine" else None
+    sizes = {"m": m, "num_keys": n, "pitch": pitch, "metric": METRICS.index(metric), "has_bias": int(has_bias)}
+    last = _finish(sizes, problem.best, device, is_scores=True)
+    names = ("scored", "norms", "factors", "bias", "values", "indices")
+    kept = {"kept": Part(torch.int64, (m, 2, num_kept(problem.best)))}
+    finish = Pipeline(names, [Step(last, (*names[:4], "kept", *names[4:]))], device, kept)
+
+    def run(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        norms: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        values: torch.Tensor,
+        indices: torch.Tensor,
+    ) -> None:
+        factors, scores = None, empty()
+        if norms_of_queries is not None:
+            factors = torch.empty(m, device=device)
+            norms_of_queries(a, factors)
+        product(a, b.mT, scores)
+        finish(scores, norms, factors, bias, values, indices)
+
+    return Detour(run, *([] if norms_of_queries is None else [norms_of_queries]), product, finish)
 
 
 def _num_kept(config: Config, best: int, groups: int) -> int:

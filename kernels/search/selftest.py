@@ -32,22 +32,27 @@ def centre_self_test(device: torch.device) -> SelfTest:
     return SelfTest((variant,), (out[:, :131] == a - norms[20:]).all())
 
 
-def finish_self_test(block: Block, device: torch.device) -> SelfTest:
-    """Sorts the scores of nine queries, as many as a block holds but for three."""
+def finish_self_test(block: Block, is_scores: bool, device: torch.device) -> SelfTest:
+    """Finds the best scores of nine queries, as many as a block holds but for three."""
     num_keys = block.block_n - 3
-    k = min(num_keys // 2, MAX_K)
+    k = min(num_keys // 2, MAX_K if block.sort else 3)
     order = torch.arange(9 * num_keys, device=device).mul(7919).remainder(1009).view(9, num_keys)
-    # Orders of whole numbers from 1 on, and the places of the items.
-    bits = (order + 1).float().view(torch.int32).long()
-    keys = bits << 32 | torch.arange(num_keys, device=device) ^ 0xFFFFFFFF
+    # Whole numbers from 1 on, whose bits are their orders, and the places of the items.
+    scored = torch.full((9, block.block_n), float("nan"), device=device)
+    scored[:, :num_keys] = order + 1
+    if not is_scores:
+        bits = scored[:, :num_keys].contiguous().view(torch.int32).long()
+        scored = bits << 32 | torch.arange(num_keys, device=device) ^ 0xFFFFFFFF
+    absent = torch.zeros(1, device=device)
     values = torch.full((9, k), float("nan"), device=device)
     indices = torch.full((9, k), -1, device=device)
     most = num_kept(k)
     scratch = torch.empty((9, 2, most), dtype=torch.int64, device=device)
-    variant = finish_variant(block, current(device_number(device)))
-    sizes = {"m": 9, "num_keys": num_keys, "k": k, "most": most, "metric": METRICS.index("dot")}
+    variant = finish_variant(block, is_scores, current(device_number(device)))
+    sizes = {"m": 9, "num_keys": num_keys, "pitch": block.block_n // 4, "k": k, "most": most}
+    sizes |= {"metric": METRICS.index("dot"), "has_bias": 0}
     launch = Launch(variant, (-(-9 // block.block_rows),), sizes, device)
-    launch(keys, scratch, values, indices)
+    launch(scored, absent, absent, absent, scratch, values, indices)
     best = torch.sort(order, dim=1, descending=True, stable=True)
     is_right = (indices == best.indices[:, :k]).all() & (values == best.values[:, :k] + 1).all()
     return SelfTest((variant,), is_right)
@@ -55,7 +60,7 @@ def finish_self_test(block: Block, device: torch.device) -> SelfTest:
 
 def self_test(problem: Problem, config: Config, device: torch.device) -> SelfTest:
     """Launches the binaries of one configuration and checks them."""
-    k = min(config.block_k, problem.k)
+    k = 33 if config.kernel == "tile" else min(config.block_k, problem.k)
     n = max(3 * config.block_n, problem.width * config.group // 2) + 5
     # Rows of their own length lie unaligned unless that is whole words.
     stride = -(-k // 16) * 16 if problem.is_aligned else 35

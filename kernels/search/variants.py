@@ -28,9 +28,10 @@ CENTRE_K = 1024
 
 
 def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
-    """Yields the binaries that `problem` is searched with, but for norms, those that select, and the last."""
+    """Yields the binaries that `problem` is searched with, but for norms, those that select, the last, and a product's."""
     if config.kernel == "tile":
         yield tile_variant(problem, config, target)
+    if config.kernel in ("tile", "product"):
         return
     if config.kernel != "none":
         yield product_variant(problem, config, target)
@@ -92,22 +93,16 @@ def score_variant(problem: Problem, config: Config, target: Target) -> Variant:
 
 
 def tile_variant(problem: Problem, config: Config, target: Target) -> Variant:
-    """The binary that computes the scores of all items by tiles."""
-    types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(problem.dtype)) | {"norms_ptr": "*fp32", "bias_ptr": "*fp32"}
-    constants = {
-        "UNIT": problem.unit,
-        "UPCAST": target.backend == "interpreter" and problem.dtype == "bfloat16",
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-    }
-    options: dict[str, Any] = {"num_stages": config.num_stages}
-    if target.backend == "hip":
-        options |= {"matrix_instr_nonkdim": 16}
-    return binary(search_tile_kernel, types, constants, config.num_warps, target, **options)
+    """The binary that computes the distances of all items by tiles."""
+    types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(problem.dtype)) | {"bias_ptr": "*fp32"}
+    blocks = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    return binary(search_tile_kernel, types, blocks, config.num_warps, target)
 
 
-def finish_variant(block: Block, target: Target) -> Variant:
-    """The binary that sorts scores of as many items as `block` holds."""
-    types = {"values_ptr": "*fp32", "scored_ptr": "*i64"}
-    return binary(search_finish_kernel, types, constants_of(block, target), block.num_warps, target)
+def finish_variant(block: Block, is_scores: bool, target: Target) -> Variant:
+    """The binary that finds the best of as many keys, or scores, as `block` holds."""
+    types = dict.fromkeys(("norms_ptr", "factors_ptr", "bias_ptr", "values_ptr"), "*fp32")
+    types |= {"scored_ptr": "*fp32" if is_scores else "*i64"}
+    # What is sorted is read one by one: neighbours in a thread would have to be parted.
+    aligned = ("scored_ptr",) if is_scores and not block.sort else ()
+    return binary(search_finish_kernel, types, constants_of(block, target), block.num_warps, target, aligned)

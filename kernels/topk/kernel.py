@@ -79,19 +79,19 @@ def load_orders(x_ptr, offs, mask, flip):
 
 
 @triton.jit
-def load_row(x_ptr, from_row, offs, n, flip, ROWS: tl.constexpr):
+def load_row(x_ptr, from_row, offs, n, flip, ROWS: tl.constexpr, WIDE: tl.constexpr):
     """Orders of the elements of rows that begin at `from_row`, (rows, 1), at places `offs`, and where a row begins there.
 
     The first place is the first of the 16 bytes that the row begins in. Orders outside of a row are LOWEST. One row is a
-    scalar, whose pieces are read whole.
+    scalar. WIDE: pieces are read whole, so that a thread has neighbours.
     """
     SIZE: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth // 8
     PIECE: tl.constexpr = 16 // SIZE
     start = x_ptr.to(tl.int64) + from_row * SIZE
     begin = ((start & 15) // SIZE).to(tl.int32)
     piece_ptr = (start & -16).to(tl.pointer_type(x_ptr.dtype.element_ty))
-    if ROWS == 1:
-        piece_ptr = tl.multiple_of(piece_ptr, 16)
+    if WIDE:
+        piece_ptr = tl.multiple_of(piece_ptr, 16 if ROWS == 1 else (16, 16))
     x = tl.load(piece_ptr + offs, mask=offs // PIECE * PIECE < n + begin, other=0.0).to(tl.float32)
     return tl.where((offs >= begin) & (offs < n + begin), to_order(x, flip, MAGNITUDE), LOWEST), begin
 
@@ -180,6 +180,14 @@ def store_kept(to_ptr, place, what, is_best, count):
     """Store `what` of the elements that `places_of_best` found at their places; how many. `count` is (1,)."""
     tl.store(to_ptr + place, what, mask=is_best)
     return tl.sum(tl.reshape(count, (1,)), axis=0)
+
+
+@triton.jit
+def take_best(keys):
+    """The `keys`, (rows, keys), without the best of each row, in whose place is NONE, and these, (rows, 1)."""
+    best = tl.max(keys, axis=1, keep_dims=True)
+    # No two keys are equal but those that are none.
+    return tl.where(keys == best, NONE, keys), best
 
 
 @triton.jit
@@ -289,9 +297,9 @@ def topk_row_kernel(
     UNIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Rows whole in registers, several of them where they are SHORT. Grid: (ceil(rows / BLOCK_ROWS),).
+    """Rows whole in registers, several of them where they are SHORT or not sorted. Grid: (ceil(rows / BLOCK_ROWS),).
 
-    `keys_ptr` is (rows, 2, most) words of scratch memory.
+    Without SORT the best are taken out one after the other. `keys_ptr` is (rows, 2, most) words of scratch memory.
     """
     await_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS
@@ -299,9 +307,14 @@ def topk_row_kernel(
         row = tl.minimum(row + tl.arange(0, BLOCK_ROWS)[:, None], rows - 1)
     from_row = row * stride_row
     offs = tl.arange(0, BLOCK_N)[None, :]
-    order, begin = load_row(x_ptr, from_row, offs, n, flip, BLOCK_ROWS)
+    order, begin = load_row(x_ptr, from_row, offs, n, flip, BLOCK_ROWS, BLOCK_ROWS == 1 or SORT == 0)
     index = offs - begin
-    if BLOCK_N <= SHORT:
+    if SORT == 0:
+        keys = tl.where((index >= 0) & (index < n), to_key(order, index), NONE)
+        for place in range(k):
+            keys, best = take_best(keys)
+            store_element(x_ptr, from_row, values_ptr, indices_ptr, row * k + place, best, index_of(best) < n)
+    elif BLOCK_N <= SHORT:
         mask = (index >= 0) & (index < n)
         key = tl.where(mask, to_key(order, index), NONE)
         rank = num_above(tl.trans(key), key)
@@ -336,7 +349,7 @@ def topk_groups_kernel(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
     offs = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    order, _ = load_row(x_ptr, row * stride_row, offs, n, flip, 1)
+    order, _ = load_row(x_ptr, row * stride_row, offs, n, flip, 1, True)
     tops = tl.max(tl.reshape(order, (NUM, GROUP)), axis=1)
     number = block * NUM + tl.arange(0, NUM)
     tl.store(orders_ptr + row * groups + number, tops, mask=number < groups)

@@ -1,5 +1,7 @@
 """search on a GPU, against float64: few and many items and queries, all metrics and dtypes."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -47,6 +49,38 @@ def test_cosine_and_bias(dtype, n, generator):
         scores = scores_reference(a, b, metric="cosine", bias=given)
         torch.testing.assert_close(values.double(), scores.gather(1, indices), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(values.double(), scores.topk(5).values, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [7, 24, 200, 777])
+@pytest.mark.parametrize("n", [4, 50, 500, 1000])
+def test_equal_items_rank_by_their_index(dtype, k, n, generator):
+    """Each item is there twice, in columns of a product far apart; sums are rounded."""
+    values = torch.randn((n, k), generator=generator, device="cuda") * 20
+    b = values.to(dtype).repeat(2, 1)
+    for m, is_invariant in itertools.product((1, 7, 300, 5000), (False, True)):
+        a = (torch.randn((m, k), generator=generator, device="cuda") * 20).to(dtype)
+        scores, indices = search(a, b, 8, batch_invariant=is_invariant)
+        assert torch.equal(scores[:, ::2], scores[:, 1::2])
+        # Others may have the same score.
+        assert ((scores[:, 1:] < scores[:, :-1]) | (indices[:, 1:] > indices[:, :-1])).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("metric", ["dot", "cosine"])
+@pytest.mark.parametrize(("n", "k"), [(6, 520), (32, 159), (64, 7), (222, 384), (1024, 64), (1500, 33)])
+def test_the_same_bits_alone_and_among_others(dtype, metric, n, k, generator):
+    b = (torch.randn((n, k), generator=generator, device="cuda") * 20).to(dtype)
+    a = (torch.randn((3001, k), generator=generator, device="cuda") * 20).to(dtype)
+    values, indices = search(a, b, 5, metric=metric, batch_invariant=True)
+    scores = scores_reference(a, b, metric=metric)
+    scale = scores.abs().amax()
+    torch.testing.assert_close(values.double(), scores.gather(1, indices), rtol=1e-5, atol=float(scale) * 1e-6)
+    torch.testing.assert_close(values.double(), scores.topk(5).values, rtol=1e-5, atol=float(scale) * 1e-6)
+    for rows in (slice(0, 1), slice(1234, 1251), slice(2990, 3001)):
+        alone = search(a[rows].clone(), b, 5, metric=metric, batch_invariant=True)
+        assert torch.equal(alone[0], values[rows])
+        assert torch.equal(alone[1], indices[rows])
 
 
 def test_many_queries_are_those_alone(generator):

@@ -45,14 +45,16 @@ from tilewire.kernels.reduce.configs import Problem as ReduceProblem
 from tilewire.kernels.reduce.configs import choose as choose_reduce
 from tilewire.kernels.reduce.op import build as build_reduce
 from tilewire.kernels.registry import kernel_op
+from tilewire.kernels.runtime.kinds import ITEM_BYTES
 from tilewire.kernels.runtime.targets import KNOWN
+from tilewire.kernels.search.configs import FINISH, tile_for
 from tilewire.kernels.search.configs import Problem as SearchProblem
 from tilewire.kernels.search.configs import choose as choose_search
-from tilewire.kernels.search.configs import tiles_for
-from tilewire.kernels.search.variants import product_variant, score_variant, tile_variant
+from tilewire.kernels.search.variants import finish_variant, product_variant, score_variant, tile_variant
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.configs import select as choose_softmax
+from tilewire.kernels.softmax.kernel import softmax_across_kernel
 from tilewire.kernels.softmax.op import KERNELS
 from tilewire.kernels.softmax.op import build as build_softmax
 from tilewire.kernels.topk.configs import Problem as TopKProblem
@@ -154,6 +156,18 @@ def variants(target):
         name = f"softmax {n} {dtype} {out_dtype} across unaligned"
         (kernel,) = KERNELS[whole.kernel]
         yield name, build_softmax(kernel, problem, whole, target)
+    for dtype, n in itertools.product(("float32", "bfloat16"), (64, 256, 2048)):
+        whole_piece = 16 // ITEM_BYTES[dtype]
+        problem = SoftmaxProblem(4096, n, dtype, dtype, is_contiguous=False, is_aligned=False, side_by_side=whole_piece)
+        whole = choose_softmax(problem, target)
+        yield f"softmax {n} {dtype} in pieces", build_softmax(softmax_across_kernel, problem, whole, target)
+        across_rows = NormalizeProblem(
+            4096, n, dtype, dtype, dtype, False, is_contiguous=False, side_by_side=whole_piece
+        )
+        yield (
+            f"normalize {n} {dtype} in pieces",
+            normalize_variant(across_rows, choose_normalize(across_rows, target), target),
+        )
     for dtype in ("float32", "bfloat16", "int64"):
         problem = AddProblem(1, 1 << 20, dtype, dtype)
         yield f"add {dtype}", build_add(problem.specialization, choose_add(problem, target), target)
@@ -191,13 +205,13 @@ def ranking_variants(target):
         name = f"search {m} {k} {dtype} {is_plain}"
         yield name, product_variant(search, config, target)
         yield f"{name} again unaligned", score_variant(search, config, target)
-    for dtype, (m, k) in itertools.product(("bfloat16", "int8", "float32"), ((64, 64), (64, 768), (4, 64))):
-        search = SearchProblem(m, 64, k, 10, dtype)
-        for config in dict.fromkeys(tiles_for(dtype, target)):
-            yield (
-                f"search all {m} {k} {dtype} {config.block_m} {config.block_k} unaligned",
-                tile_variant(search, config, target),
-            )
+    for dtype in ("bfloat16", "int8", "float32"):
+        search = SearchProblem(64, 64, 64, 10, dtype, is_aligned=False, is_plain=False, is_distance=True)
+        yield f"search distances {dtype} unaligned", tile_variant(search, tile_for(target), target)
+    for block, is_scores in itertools.product(FINISH, (False, True)):
+        # Keys begin anywhere, and what is sorted is read one by one.
+        name = f"search finish {block.block_n} {block.sort}{' unaligned' if block.sort or not is_scores else ''}"
+        yield name, finish_variant(block, is_scores, target)
 
 
 def row_variants(target):

@@ -28,6 +28,12 @@ SPILLING = {
 }
 
 
+# Registers that may spill, in bytes: with twice the warps nothing does, and sorting takes 1.3 to 1.4 times as long (H200).
+SPILLED_BYTES = {"search finish 4096 128 unaligned": 32, "search finish 2048 64 unaligned": 32}
+# Scalars that may be moved by kernels of one warp that sort, or compare each key with all others.
+MOVED_SCALARS = dict.fromkeys((f"search finish {keys} unaligned" for keys in ("64 32", "256 64", "1024 64")), 72)
+
+
 @functools.cache
 def probe(name, triton=None):
     """What compiles for a target, by the installed Triton or by the one in the folder `triton`."""
@@ -101,7 +107,11 @@ def test_aligned_loads_are_wide_by_the_oldest_triton(oldest_triton):
     ],
 )
 def test_nothing_spills(name):
-    spilled = {kernel["name"]: kernel["spilled_bytes"] for kernel in probe(name) if kernel["spilled_bytes"]}
+    spilled = {
+        kernel["name"]: kernel["spilled_bytes"]
+        for kernel in probe(name)
+        if kernel["spilled_bytes"] > SPILLED_BYTES.get(kernel["name"], 0)
+    }
     assert not spilled
 
 
@@ -109,7 +119,7 @@ def test_nothing_spills(name):
 def test_nothing_is_moved_one_by_one_and_shared_memory_fits(name):
     for kernel in probe(name):
         assert kernel["scratch"] == 0, kernel
-        assert kernel["moved_scalars"] <= 32, kernel
+        assert kernel["moved_scalars"] <= MOVED_SCALARS.get(kernel["name"], 32), kernel
         assert kernel["shared"] <= KNOWN[name].shared_bytes, kernel
 
 

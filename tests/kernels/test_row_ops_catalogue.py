@@ -21,6 +21,7 @@ from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import INTERPRETER, KNOWN
 from tilewire.kernels.search import configs as search_configs
 from tilewire.kernels.search.variants import binaries, finish_variant
+from tilewire.kernels.softmax.across import count_side_by_side
 from tilewire.kernels.topk import configs as topk_configs
 from tilewire.kernels.topk.op import built, select_variant
 
@@ -30,7 +31,7 @@ OPS = [op.name for op in KERNEL_OPS if op.name not in ("matmul", "softmax", "add
 # Start, end and step in the self-tests of each op: some forty. Those of hundreds of results take minutes each in the
 # interpreter: `test_search` and `test_topk` have a few.
 SAMPLES = {
-    "search": (5, 74, 17),
+    "search": (38, 246, 68),
     "topk": (0, 50, 9),
 }
 names = st.sampled_from(sorted(TARGETS))
@@ -59,17 +60,22 @@ def test_every_topk(rows, n, k, dtype, is_aligned, name):
 def test_every_search(m, n, k, best, dtype, data, name):
     precisions = search_configs.PRECISIONS if dtype == "float32" and name != "interpreter" else ("ieee",)
     precision = data.draw(st.sampled_from(precisions))
-    is_aligned, is_plain = data.draw(st.booleans()), data.draw(st.booleans())
+    is_aligned, is_plain, is_distance = (data.draw(st.booleans()) for _ in "abc")
+    is_plain &= not is_distance
     target = TARGETS[name]
-    problem = search_configs.Problem(m, n, k, best, dtype, precision, is_aligned, is_plain)
+    problem = search_configs.Problem(m, n, k, best, dtype, precision, is_aligned, is_plain, is_distance)
     for each in (problem, search_configs.invariant(problem)):
         config = search_configs.choose(each, target)
         # Rows that lie otherwise are copied.
         problem = replace(problem, is_aligned=problem.is_aligned or config.kernel == "tma")
-        assert set(binaries(problem, config, target)) <= listed("search", name)
+        found = set(binaries(problem, config, target))
+        assert found <= listed("search", name)
+        # A product's are those of `matmul`.
+        is_product = config == search_configs.PRODUCT
+        assert is_product == (not found)
         num_keys = (-(-n // config.group) if config.is_whole_scored else best) * config.group
-        block = topk_configs.block_for(num_keys, search_configs.FINISH)
-        assert finish_variant(block, target) in listed("search", name)
+        block = search_configs.finish_for(num_keys, best, is_scores=is_product)
+        assert finish_variant(block, is_product, target) in listed("search", name)
         assert block.block_n >= num_keys
     blocks = topk_configs.select_blocks(best, target)
     assert min(block.block_n for block in blocks) >= best
@@ -80,8 +86,8 @@ def test_every_search(m, n, k, best, dtype, data, name):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_search_of_few_items_takes_small_tiles_and_scores_few_again(dtype):
     few, many = (
-        search_configs.choose(search_configs.Problem(185, n, 1232, 20, dtype), KNOWN["nvidia_h200"])
-        for n in (1150, 10_000_000)
+        search_configs.choose(search_configs.Problem(65, n, 1232, 20, dtype), KNOWN["nvidia_h200"])
+        for n in (8200, 10_000_000)
     )
     assert few.block_m < many.block_m
     assert few.group < many.group
@@ -110,11 +116,13 @@ def test_every_reduction(outer, inner, n, dtype, state, is_row, lying, name):
 
 
 @settings(deadline=None)
-@given(lengths, lengths, dtypes, dtypes, st.booleans(), st.booleans(), names)
-def test_every_normalisation(rows, n, dtype, out_dtype, is_typed, is_aligned, name):
+@given(lengths, lengths, dtypes, dtypes, st.booleans(), st.booleans(), st.sampled_from([1, 2, 3, 8, 80]), names)
+def test_every_normalisation(rows, n, dtype, out_dtype, is_typed, is_aligned, inner, name):
     vector_dtype = dtype if is_typed and dtype == out_dtype else "float32"
     problem = normalize_op.Problem(rows, n, dtype, out_dtype, vector_dtype, is_aligned)
-    apart = replace(problem, n=n % 1024 or 1, is_aligned=False, is_contiguous=False)
+    n_apart = n % 1024 or 1
+    count = count_side_by_side(n_apart, inner, [(n_apart * inner, 1, inner)] * 2, dtype, out_dtype)
+    apart = replace(problem, n=n_apart, is_aligned=False, is_contiguous=False, side_by_side=count)
     for each in (problem, apart):
         config = normalize_op.choose(each, TARGETS[name])
         assert config.is_across == (each == apart or (n <= 16 and not is_aligned))

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tilewire.kernels.search.configs import DIRECT, DIRECT_TILE, Config, Score
+from tilewire.kernels.runtime.targets import INTERPRETER
+from tilewire.kernels.search.configs import DIRECT, PRODUCT, Config, Score, tile_for
 from tilewire.kernels.search.op import item_norms, prepare, prepare_search, search
 from tilewire.kernels.search.reference import scores_reference, search_reference
 
@@ -261,7 +262,8 @@ def test_scores_of_all_items_at_once_are_those_of_selected_groups(dtype, metric,
     norms = None if metric == "dot" else item_norms(b, metric)
     results = []
     groups = Config("pointer", 16, 32, 32, 4, 1, is_swapped=True, group=8)
-    for config in (DIRECT, DIRECT_TILE, groups, replace(groups, score=Score(4, 32, 1))):
+    at_once = tile_for(INTERPRETER) if metric == "l2" else PRODUCT
+    for config in (DIRECT, at_once, groups, replace(groups, score=Score(4, 32, 1))):
         values, indices = torch.zeros((3, 9)), torch.zeros((3, 9), dtype=torch.int64)
         prepare(a, b, 9, metric=metric, bias=bias, config=config)(a, b, norms, bias, values, indices)
         results.append((values, indices))

@@ -42,8 +42,9 @@ def test_lengths(dtype, largest, n, k, generator):
 
 
 @pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("k", [2, 12])
 @pytest.mark.parametrize("n", [30, 60, pytest.param(300, marks=pytest.mark.slow)])
-def test_ties_nan_and_infinities(largest, n):
+def test_ties_nan_and_infinities(largest, n, k):
     x = torch.zeros(7, n)
     x[0, n // 2 :] = -0.0
     x[1, ::3] = INF
@@ -54,7 +55,7 @@ def test_ties_nan_and_infinities(largest, n):
     x[5] = -INF
     x[5, 2] = -NAN
     x[6] = INF
-    check(x, 12, largest=largest)
+    check(x, k, largest=largest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
