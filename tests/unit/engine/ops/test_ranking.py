@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
@@ -42,6 +43,55 @@ def test_special_numbers_and_ties(dtype: torch.dtype, *, largest: bool, is_nan_l
         bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
         assert values.dtype == dtype
         assert torch.equal(values.view(bits), x.gather(-1, indices).view(bits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("has_nan", [True, False])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("is_nan_large", [True, False])
+def test_special_numbers_and_ties_of_long_rows(
+    dtype: torch.dtype, *, has_nan: bool, largest: bool, is_nan_large: bool
+) -> None:
+    """Of which most blocks are left out; the last elements are in none."""
+    count = 3 * ranking.BLOCK**2 + 5
+    generator = torch.Generator().manual_seed(2)
+    pool = torch.tensor([one for one in SPECIAL if has_nan or not math.isnan(one)], dtype=dtype)
+    x = pool[torch.randint(len(pool), (12, count), generator=generator)]
+    assert x.numel() >= ranking.MIN_IN_BLOCKS
+    # Few numbers of note, in some rows at the end alone.
+    ordinary = torch.rand(x.shape, generator=generator)
+    x = torch.where(torch.rand(x.shape, generator=generator) < 0.001, x, ordinary.to(dtype))
+    x[::2, -3:] = pool[:3]
+    for k in (1, 7, count // (2 * ranking.BLOCK)):
+        _, indices = ranking.best(x, k, largest=largest, is_nan_large=is_nan_large)
+        assert indices.tolist() == [reference(row, k, largest=largest, is_nan_large=is_nan_large) for row in x.tolist()]
+
+
+@pytest.mark.parametrize("part", [slice(None, 5000), slice(3, None)])
+def test_long_rows_that_lie_among_others(part: slice) -> None:
+    x = torch.randint(99, (7000, 11), generator=torch.Generator().manual_seed(4)).float()
+    for rows in (x[part].mT, x.mT[:, part]):
+        assert torch.equal(
+            ranking.best(rows, 5, largest=True, is_nan_large=True)[1],
+            rows.sort(dim=-1, descending=True, stable=True).indices[:, :5],
+        )
+
+
+@pytest.mark.alone
+def test_the_best_of_long_rows_take_about_as_long_as_torch_takes() -> None:
+    """Which keeps no order among equals. Ranking every element took six times as long."""
+    x = torch.randn((40, 10_000), generator=torch.Generator().manual_seed(5))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    ours, torchs = math.inf, math.inf
+    for _ in range(10):
+        began = time.perf_counter()
+        ranking.best(x, 10, largest=True, is_nan_large=True)
+        middle = time.perf_counter()
+        x.topk(10)
+        ours, torchs = min(ours, middle - began), min(torchs, time.perf_counter() - middle)
+    torch.set_num_threads(threads)
+    assert ours < 2.5 * torchs
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
