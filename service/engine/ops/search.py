@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -18,9 +19,10 @@ SPARE_CANDIDATES = 32
 MAX_GATHERED = 2**20
 # Most elements of items that are converted at once: 2 MiB in float64, which a core's cache has room for.
 MAX_CONVERTED = 2**18
-# Most scores that are held at once on the CPU: 32 MiB in float64, of which there are some copies. Of a million items that is
-# four queries. Twice as many took longer.
+# Most scores that are held at once on the CPU: 16 MiB. Of a million items that is four queries. Twice as many took longer.
 MAX_SCORES = 2**22
+# Computes (M, n) float64 scores of M queries and (n, K) float64 items, which are this part of all.
+_Score: TypeAlias = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 class EngineSearch(EngineOp[SearchOptions]):
@@ -42,12 +44,12 @@ class EngineSearch(EngineOp[SearchOptions]):
         if not width:
             # Queries without elements are equal.
             queries = queries[:1]
-        scores_of = self._scoring(inputs, options)
+        score_of = self._scoring(inputs, options)
         found = []
         for part in torch.split(queries, max(1, MAX_SCORES // len(b))):
-            scores = scores_of(part).float()
+            scores = _scores(score_of(part.double()), len(part), b)
             if bias is not None:
-                scores = scores + bias.float()
+                scores += bias.float()
             if options.metric == "l2" and a.is_floating_point():
                 found.append(_nearest(part, b, bias, scores, options.k))
             else:
@@ -56,18 +58,17 @@ class EngineSearch(EngineOp[SearchOptions]):
         shape = (*a.shape[:-1], options.k)
         return values.reshape(shape), indices.reshape(shape)
 
-    def _scoring(self, inputs: Operands, options: SearchOptions) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Returns the function that computes the scores of (M, K) queries on the CPU; it has the norms of the items."""
+    def _scoring(self, inputs: Operands, options: SearchOptions) -> Callable[[torch.Tensor], _Score]:
+        """Returns what makes the score of (M, K) float64 queries on the CPU; it has the norms of the items."""
         b = inputs["b"]
         if options.metric == "cosine":
             norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
-            # Behind the product, which float64 rounds little: the cosine of orthogonal integers is 0 wherever the item lies.
-            return lambda a: _products(a.double(), b).mul_(_inverse_norms(a).unsqueeze(-1)).mul_(norms)
+            return lambda a: _cosine(a, norms)
         if options.metric == "l2":
             centre = self._norms_of(inputs, "centre", lambda: _centre(b))
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
-            return lambda a: _distances(a, b, centre, squares)
-        return lambda a: _products(a.double(), b)
+            return lambda a: _distance(a, centre, squares)
+        return lambda a: lambda items, _at: torch.matmul(a, items.mT)
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         kernels, inputs, options, (values, indices), batch_invariant = call
@@ -108,18 +109,22 @@ class EngineSearch(EngineOp[SearchOptions]):
         return norms
 
 
-def _blocks(rows: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Splits (N, K) rows for conversions."""
-    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], 1)))
+def _blocks(rows: torch.Tensor, num_beside: int = 1) -> Sequence[torch.Tensor]:
+    """Splits (N, K) rows for conversions. `num_beside` numbers that come of each row are held for a block, too."""
+    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], num_beside)))
 
 
-def _products(queries: torch.Tensor, items: torch.Tensor, centre: torch.Tensor | None = None) -> torch.Tensor:
-    """Returns (…, M, N) dot products of (…, M, K) float64 queries and (N, K) items less a centre.
+def _scores(score: _Score, num_queries: int, b: torch.Tensor) -> torch.Tensor:
+    """Returns (M, N) float32 scores of queries and (N, K) items, computed in float64 some items at a time.
 
     How a product is rounded depends on where its item lies. In float64 equal items have equal float32 scores all the same.
     """
-    blocks = (block.double() if centre is None else block.double().sub_(centre) for block in _blocks(items))
-    return torch.cat([torch.matmul(queries, block.mT) for block in blocks], -1)
+    scores, begin = torch.empty((num_queries, len(b))), 0
+    for block in _blocks(b, num_queries):
+        at = slice(begin, begin + len(block))
+        scores[:, at] = score(block.double(), at)
+        begin = at.stop
+    return scores
 
 
 def _squares(rows: torch.Tensor, centre: torch.Tensor | float = 0.0) -> torch.Tensor:
@@ -141,28 +146,39 @@ def _centre(items: torch.Tensor) -> torch.Tensor:
     return (sums / max(len(items), 1)).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _distances(a: torch.Tensor, b: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-    """Returns (…, M, N) squared distances in float64, made of norms and products.
+def _cosine(a: torch.Tensor, norms: torch.Tensor) -> _Score:
+    """Makes the score of (M, K) queries by cosine; `norms` are those of the items, inverse."""
+    own = _inverse_norms(a).unsqueeze(-1)
+    # Behind the product, which float64 rounds little: the cosine of orthogonal integers is 0 wherever the item lies.
+    return lambda items, at: torch.matmul(a, items.mT).mul_(own).mul_(norms[at])
+
+
+def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _Score:
+    """Makes the score of (M, K) queries by squared distance, made of norms and products.
 
     Norms and products agree in many digits where points are far from 0 beside their distances, and those digits are lost:
     points lie around their centre instead.
 
     Args:
-        a: (…, M, K) queries.
-        b: (N, K) items.
+        a: (M, K) float64 queries.
         centre: (K,) point that is subtracted from all.
         squares: (N,) squared distances of the items from it.
     """
     queries = a - centre
-    products = _products(queries, b, centre if b.is_floating_point() else None)
-    sums = queries.square().sum(-1, keepdim=True) + squares
-    # The difference of infinities would be NaN, and an infinite distance is none.
-    distances = torch.where(sums.isinf(), sums, sums - 2 * products).clamp(min=0)
-    if a.is_floating_point() and bool(a.isinf().any()):
-        # Of the same infinity in both it is.
-        for end in (torch.inf, -torch.inf):
-            distances[_products((a == end).double(), b == end) > 0] = torch.nan
-    return distances
+    own = queries.square().sum(-1, keepdim=True)
+    has_infinite = bool(own.isinf().any()) or bool(squares.isinf().any())
+
+    def score(items: torch.Tensor, at: slice) -> torch.Tensor:
+        sums = own + squares[at]
+        distances = torch.addmm(sums, queries, (items - centre).mT, alpha=-2).clamp_(min=0)
+        if has_infinite:
+            # The difference of infinities would be NaN, and an infinite distance is none; of the same infinity in both it is.
+            distances = torch.where(sums.isinf(), sums, distances)
+            for end in (torch.inf, -torch.inf):
+                distances[torch.matmul((a == end).double(), (items == end).double().mT) > 0] = torch.nan
+        return distances
+
+    return score
 
 
 def _nearest(
