@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands, Results, Summed
 from tilewire.service.ops.matmul import MatmulOptions
+from tilewire.service.ops.op import broadcast_shapes
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -22,6 +23,13 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+# Largest K whose int8 products, each of them 2^14 at the most, have float32 sums without rounding.
+MAX_EXACT_K = 2**10
+# Most elements of `b` that are converted to float32 at once: 16 MiB. Products of fewer columns than that are slow.
+MAX_CONVERTED = 2**22
+MIN_COLUMNS = 256
+
+
 class EngineMatmul(EngineOp[MatmulOptions]):
     """Matrix products on the CPU and on the GPU."""
 
@@ -29,24 +37,22 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     multiplies = True
 
     def cpu(self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
+        """Computes some columns at a time where they are converted first, so that no large `b` is there twice."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
-        # int8 products are exact in float64, whose matmul is fast; torch's own integer matmul is a plain loop.
-        wide = torch.float64 if a.dtype == torch.int8 else torch.float32
-        acc = torch.matmul(
-            (a.mT if options.transpose_a else a).to(wide),
-            (b.mT if options.transpose_b else b).to(wide),
-        )
-        if out_dtype == torch.int32:
-            acc = acc.to(torch.int32)
-        elif wide == torch.float64:
-            acc = acc.to(torch.float32)
-        if (a_scale := inputs.get("a_scale")) is not None:
-            acc = acc * a_scale.reshape(-1, 1)
-        if (b_scale := inputs.get("b_scale")) is not None:
-            acc = acc * b_scale.reshape(1, -1)
-        if (bias := inputs.get("bias")) is not None:
-            acc = acc + bias.to(acc.dtype)
-        return (ACTIVATIONS[options.activation](acc),)
+        a, b = a.mT if options.transpose_a else a, b.mT if options.transpose_b else b
+        k, n = a.shape[-1], b.shape[-1]
+        step = n if b.dtype == torch.float32 else max(MIN_COLUMNS, MAX_CONVERTED * n // max(b.numel(), 1))
+        # Sums of so many int8 products are exact in float32, whose matmul is fast; torch's own integer matmul is a plain loop.
+        depth = MAX_EXACT_K if a.dtype == torch.int8 else max(k, 1)
+        rows = [part.float() for part in torch.split(a, depth, -1)]
+        if step >= n:
+            return (_finished(_sums(rows, b, depth), inputs, options, out_dtype, slice(None)),)
+        batch = broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]), "batch dimensions")
+        out = torch.empty((*batch, a.shape[-2], n), dtype=out_dtype)
+        for begin in range(0, n, step):
+            part = slice(begin, begin + step)
+            out[..., part] = _finished(_sums(rows, b[..., part], depth), inputs, options, out_dtype, part)
+        return (out,)
 
     def gpu(self, call: KernelCall[MatmulOptions]) -> None:
         kernels, inputs, options, outs, batch_invariant = call
@@ -103,3 +109,37 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     def grouped(self, options: MatmulOptions) -> Epilogue | None:
         is_plain = not (options.transpose_a or options.transpose_b)
         return Epilogue(options.activation, options.precision) if is_plain else None
+
+
+def _sums(rows: Sequence[torch.Tensor], columns: torch.Tensor, depth: int) -> torch.Tensor:
+    """Returns (…, M, N) sums of products: int32 of int8 columns, else float32.
+
+    Args:
+        rows: (…, M, depth) float32 parts along K of the first operand; the last may be shorter.
+        columns: (…, K, N) second operand, of any dtype.
+        depth: Length of a part.
+    """
+    products = (
+        torch.matmul(*pair) for pair in zip(rows, (one.float() for one in torch.split(columns, depth, -2)), strict=True)
+    )
+    if columns.dtype != torch.int8:
+        return next(products)
+    acc = next(products).to(torch.int32)
+    for product in products:
+        acc += product.to(torch.int32)
+    return acc
+
+
+def _finished(
+    acc: torch.Tensor, inputs: Operands, options: MatmulOptions, out_dtype: torch.dtype, columns: slice
+) -> torch.Tensor:
+    """Applies scales, bias and activation to the sums of these columns, and may overwrite them."""
+    if out_dtype != torch.int32:
+        acc = acc.float()
+    if (a_scale := inputs.get("a_scale")) is not None:
+        acc *= a_scale.reshape(-1, 1)
+    if (b_scale := inputs.get("b_scale")) is not None:
+        acc *= b_scale.reshape(1, -1) if b_scale.numel() == 1 else b_scale.reshape(1, -1)[:, columns]
+    if (bias := inputs.get("bias")) is not None:
+        acc += bias[columns].to(acc.dtype)
+    return ACTIVATIONS[options.activation](acc)
