@@ -40,8 +40,9 @@ from tilewire.service.ops.op import AnyOp, AxisOp, ElementwiseOp, OpOptions
 SMALL_FLOPS = 10**7
 # Likewise of fewer elements, on the host or resident: those of each input and result of a launch count.
 SMALL_ELEMENTS = 2**18
-# Ops hold several times their operands in wider numbers. Of a larger request they hold that of so many bytes at a time.
-PART_BYTES = 16 * 2**20
+# Ops hold several times their operands in wider numbers. Of a larger request they hold that of so many bytes at a time, which a
+# core's cache has room for. Parts of 16 MiB took up to six times as long, in memory that the system had to hand out.
+PART_BYTES = 2 * 2**20
 # The system takes 1 ms for 8 MiB of memory that is given back to it, so larger tensors go beside the loop.
 FREED_BESIDE_BYTES = 2**23
 
