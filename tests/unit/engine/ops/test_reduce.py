@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from tests.support.op_bench import OpBench
+from tilewire.service.engine.ops.reduce import REDUCTIONS
 from tilewire.service.errors import InvalidRequest
 
 
@@ -71,6 +74,30 @@ def test_the_smaller_index_wins_among_equals(bench: OpBench) -> None:
     for kind in ("argmax", "argmin"):
         (out,) = bench.run("reduce", {"x": x}, kind=kind)
         np.testing.assert_array_equal(out, ORACLES[kind](x.numpy(), axis=-1))
+
+
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+def test_zeros_of_either_sign_are_equal(bench: OpBench, kind: str) -> None:
+    x = torch.zeros(4, 100)
+    x[0, ::2], x[1, 1::2], x[2, 50:], x[3, :50] = (-0.0,) * 4
+    (out,) = bench.run("reduce", {"x": x}, kind=kind)
+    assert out.tolist() == [0] * 4
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", ["argmax", "argmin"])
+def test_an_index_takes_little_longer_than_its_element(kind: str) -> None:
+    """Torch's take ten times as long."""
+    x, seconds = (
+        torch.randn((64, 4000), generator=torch.Generator().manual_seed(6)),
+        dict.fromkeys(("arg", ""), math.inf),
+    )
+    for _ in range(20):
+        for prefix in seconds:
+            began = time.perf_counter()
+            REDUCTIONS[prefix + kind.removeprefix("arg")](x)
+            seconds[prefix] = min(seconds[prefix], time.perf_counter() - began)
+    assert seconds["arg"] < 4 * seconds[""]
 
 
 def test_nan_wins_and_the_first_of_them_is_pointed_at(bench: OpBench) -> None:
