@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -19,8 +19,10 @@ SPARE_CANDIDATES = 32
 MAX_GATHERED = 2**20
 # Most elements of items that are converted at once: 2 MiB in float64, which a core's cache has room for.
 MAX_CONVERTED = 2**18
-# Most scores that are held at once on the CPU: 16 MiB. Of a million items that is four queries. Twice as many took longer.
+# Most scores that are held at once on the CPU: 16 MiB. Twice as many took longer.
 MAX_SCORES = 2**22
+# Queries that are scored together, where there are as many: for fewer, items are converted as long as they are multiplied.
+MIN_QUERIES = 64
 # Computes (M, n) float64 scores of M queries and (n, K) float64 items, which are this part of all.
 _Score: TypeAlias = Callable[[torch.Tensor, slice], torch.Tensor]
 
@@ -46,14 +48,12 @@ class EngineSearch(EngineOp[SearchOptions]):
             queries = queries[:1]
         score_of = self._scoring(inputs, options)
         found = []
-        for part in torch.split(queries, max(1, MAX_SCORES // len(b))):
-            scores = _scores(score_of(part.double()), len(part), b)
-            if bias is not None:
-                scores += bias.float()
+        for part in torch.split(queries, max(MIN_QUERIES, MAX_SCORES // len(b))):
+            scored = _Scored(score_of(part.double()), len(part), b, bias, options.metric != "l2")
             if options.metric == "l2" and a.is_floating_point():
-                found.append(_nearest(part, b, bias, scores, options.k))
+                found.append(_nearest(part, scored, options.k))
             else:
-                found.append(best(scores, options.k, largest=options.metric != "l2", is_nan_large=False))
+                found.append(scored.best(options.k))
         values, indices = (torch.cat(one).expand(rows, -1) for one in zip(*found, strict=True))
         shape = (*a.shape[:-1], options.k)
         return values.reshape(shape), indices.reshape(shape)
@@ -114,17 +114,49 @@ def _blocks(rows: torch.Tensor, num_beside: int = 1) -> Sequence[torch.Tensor]:
     return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], num_beside)))
 
 
-def _scores(score: _Score, num_queries: int, b: torch.Tensor) -> torch.Tensor:
-    """Returns (M, N) float32 scores of queries and (N, K) items, computed in float64 some items at a time.
+class _Scored(NamedTuple):
+    """Scores of some queries, which are computed some items at a time.
 
     How a product is rounded depends on where its item lies. In float64 equal items have equal float32 scores all the same.
+
+    Attributes:
+        score: Computes them.
+        num_queries: Number of queries, M.
+        b: (N, K) items.
+        bias: (N,) added to the scores, or None.
+        largest: Whether larger scores are better.
     """
-    scores, begin = torch.empty((num_queries, len(b))), 0
-    for block in _blocks(b, num_queries):
-        at = slice(begin, begin + len(block))
-        scores[:, at] = score(block.double(), at)
-        begin = at.stop
-    return scores
+
+    score: _Score
+    num_queries: int
+    b: torch.Tensor
+    bias: torch.Tensor | None
+    largest: bool
+
+    def best(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (M, k) float32 scores, best first, and (M, k) int64 indices; among equals those of the smaller index."""
+        values, indices, begin = [], [], 0
+        for items in torch.split(self.b, max(k, MAX_SCORES // self.num_queries)):
+            found = best(self._of(items, begin), min(k, len(items)), largest=self.largest, is_nan_large=False)
+            values.append(found[0])
+            indices.append(found[1] + begin)
+            begin += len(items)
+        if len(values) == 1:
+            return values[0], indices[0]
+        # Candidates lie in the order of their items where they are equal.
+        chosen, places = best(torch.cat(values, -1), k, largest=self.largest, is_nan_large=False)
+        return chosen, torch.cat(indices, -1).gather(-1, places)
+
+    def _of(self, items: torch.Tensor, begin: int) -> torch.Tensor:
+        """Returns the (M, n) float32 scores of the items that begin there."""
+        scores, at = torch.empty((self.num_queries, len(items))), 0
+        for block in _blocks(items, self.num_queries):
+            end = at + len(block)
+            scores[:, at:end] = self.score(block.double(), slice(begin + at, begin + end))
+            at = end
+        if self.bias is not None:
+            scores += self.bias[begin : begin + len(items)].float()
+        return scores
 
 
 def _squares(rows: torch.Tensor, centre: torch.Tensor | float = 0.0) -> torch.Tensor:
@@ -181,31 +213,25 @@ def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _
     return score
 
 
-def _nearest(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, scores: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _nearest(a: torch.Tensor, scored: _Scored, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses k items of each query by sums of squared differences, as the GPU's kernels do.
 
     Args:
-        a: (…, M, K) queries.
-        b: (N, K) items.
-        bias: (N,) added to the distances, or None.
-        scores: (…, M, N) distances made of norms and products, which lose digits where norms are large beside them.
+        a: (M, K) queries.
+        scored: Their distances made of norms and products, which lose digits where norms are large beside them.
         k: Number of items.
 
     Returns:
-        (…, M, k) float32 distances, smallest first, and (…, M, k) int64 indices.
+        (M, k) float32 distances, smallest first, and (M, k) int64 indices.
     """
+    b, bias = scored.b, scored.bias
     count = min(2 * k + SPARE_CANDIDATES, b.shape[0])
-    candidates = best(scores, count, largest=False, is_nan_large=False)[1].sort(dim=-1).values
+    candidates = scored.best(count)[1].sort(dim=-1).values
     distances = torch.empty(candidates.shape)
-    rows, width = distances.numel() // count, b.shape[1]
-    at_once = max(1, MAX_GATHERED // (count * max(width, 1)))
-    queries, chosen, into = a.reshape(rows, width), candidates.view(rows, count), distances.view(rows, count)
-    for begin in range(0, rows, at_once):
-        part = slice(begin, begin + at_once)
-        gaps = b[chosen[part]].float() - queries[part].float().unsqueeze(-2)
-        torch.sum(gaps.square_(), -1, out=into[part])
+    at_once = max(1, MAX_GATHERED // (count * max(b.shape[1], 1)))
+    for queries, chosen, into in zip(*(torch.split(one, at_once) for one in (a, candidates, distances)), strict=True):
+        gaps = b[chosen].float() - queries.float().unsqueeze(-2)
+        torch.sum(gaps.square_(), -1, out=into)
     if bias is not None:
         distances += bias.float()[candidates]
     values, places = best(distances, k, largest=False, is_nan_large=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from tests.support.op_bench import OpBench
 from tilewire.service.engine.ops.op import Operands
-from tilewire.service.engine.ops.search import EngineSearch
+from tilewire.service.engine.ops.search import MAX_SCORES, MIN_QUERIES, EngineSearch
 from tilewire.service.errors import BeyondLimit, InvalidRequest
 from tilewire.service.ops.search import Metric, SearchOptions
 
@@ -211,6 +213,39 @@ def test_many_queries_find_what_each_finds_alone(metric: str) -> None:
         alone = bench.run("search", {"a": a[place][None], "b": b, "bias": bias}, k=3, metric=metric)
         assert torch.equal(alone[1][0], indices[place])
         torch.testing.assert_close(alone[0][0], values[place], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [3, 1000])
+@pytest.mark.parametrize("metric", METRICS)
+def test_of_many_items_some_are_scored_at_a_time(metric: Metric, k: int) -> None:
+    """Equal scores, NaN and excluded items among all of them are in the same order."""
+    rows, count = MIN_QUERIES + 1, 2 * MAX_SCORES // MIN_QUERIES + 5
+    generator = torch.Generator().manual_seed(5)
+    a, b = (torch.randint(-3, 4, (size, 2), generator=generator).float() for size in (rows, count))
+    b[7::1000, 0] = torch.nan
+    bias = torch.zeros(count)
+    bias[torch.rand(count, generator=generator) < 0.3] = torch.inf if metric == "l2" else -torch.inf
+    inputs = Operands({"a": a, "bias": bias}, {"b": b})
+    _, indices = EngineSearch().cpu(inputs, SearchOptions(k=k, metric=metric), ())
+    for row in (0, 1, MIN_QUERIES - 1, MIN_QUERIES):
+        alone = Operands({"a": a[row : row + 1], "bias": bias}, {"b": b})
+        assert torch.equal(EngineSearch().cpu(alone, SearchOptions(k=k, metric=metric), ())[1][0], indices[row])
+        scores = (1 if metric == "l2" else -1) * (scores_of(a[row : row + 1], b, metric)[0] + bias.numpy())
+        order = np.argsort(np.where(np.isnan(scores), np.inf, scores).astype(np.float32), kind="stable")
+        assert np.array_equal(order[:k], indices[row].numpy())
+
+
+@pytest.mark.alone
+def test_many_queries_share_the_conversion_of_the_items() -> None:
+    """16 times as many take 4 times as long."""
+    a, b = (torch.rand((size, 32), generator=torch.Generator().manual_seed(6)) for size in (MIN_QUERIES, 2**20))
+    seconds = dict.fromkeys((MIN_QUERIES // 16, MIN_QUERIES), math.inf)
+    for _ in range(4):
+        for count in seconds:
+            began = time.perf_counter()
+            EngineSearch().cpu(Operands({"a": a[:count]}, {"b": b}), SearchOptions(k=10), ())
+            seconds[count] = min(seconds[count], time.perf_counter() - began)
+    assert seconds[MIN_QUERIES] < 10 * seconds[MIN_QUERIES // 16]
 
 
 def peak_mib() -> int:
