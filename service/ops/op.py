@@ -360,8 +360,10 @@ class AxisOp(Op[Any]):
         return Batching(JoinStrategy.ROWS, (_key_in_launch(joint), x.dtype, x.shape[-1], outputs[0].dtype), joint)
 
     def chunking(self, types: Types, options: Any, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Rows of a matrix."""
-        return Chunking(("x",)) if len(types["x"].shape) == 2 and options.axis in (-1, 1) else None
+        """Indices of the first dimension, where rows lie along another one."""
+        rank = len(types["x"].shape)
+        is_cut_across = options.axis != "all" and options.axis % rank != 0
+        return Chunking(("x",)) if is_cut_across else None
 
 
 class ElementwiseOp(Op[Any]):

@@ -41,9 +41,10 @@ def chunks_of(launch: LaunchSpec) -> Chunks | None:
 
 
 def _has_aligned_rows(piece: HostBytes) -> bool:
-    """Whether its rows, if it has several, begin at multiples of 16 bytes, so that none is padded."""
+    """Whether it is a matrix whose rows begin at multiples of 16 bytes, so that none is padded, or has no rows."""
     kind = piece.type
-    return len(kind.shape) < 2 or kind.shape[-1] * DTYPES[kind.dtype].itemsize % 16 == 0
+    rank = len(kind.shape)
+    return rank < 2 or (rank == 2 and kind.shape[-1] * DTYPES[kind.dtype].itemsize % 16 == 0)
 
 
 class Chunked:

@@ -70,6 +70,7 @@ def test_what_has_rows_of_its_own_is_cut(one: LaunchSpec, names: tuple[str, ...]
         launch(SoftmaxOptions(axis=0), LARGE, x=LARGE),
         launch(SoftmaxOptions(), half(4, 1 << 22), x=half(4, 1 << 22)),
         launch(SoftmaxOptions(), half(16, 4096), x=half(16, 4096)),
+        launch(SoftmaxOptions(), half(2048, 16, 512), x=half(2048, 16, 512)),
         launch(AddOptions(), LARGE, a=LARGE, b=half(4096)),
     ],
 )
