@@ -381,8 +381,16 @@ class ElementwiseOp(Op[Any]):
         return Batching(JoinStrategy.FLAT, (_key_in_launch(options), first.dtype, out.dtype), options)
 
     def chunking(self, types: Types, options: Any, outputs: Sequence[TensorType]) -> Chunking | None:
-        """Elements, where nothing is broadcast."""
-        return Chunking(tuple(types), is_flat=True) if _are_plain(types, outputs[0]) else None
+        """Elements, where nothing is broadcast; else indices of the first dimension, along which some operands may repeat."""
+        out = outputs[0]
+        if _are_plain(types, out):
+            return Chunking(tuple(types), is_flat=True)
+        # At least one operand has the first dimension of the result.
+        return Chunking(tuple(name for name, one in types.items() if _has_first_dimension(one, out)))
+
+
+def _has_first_dimension(operand: TensorType, out: TensorType) -> bool:
+    return len(operand.shape) == len(out.shape) and operand.shape[0] == out.shape[0]
 
 
 def _are_plain(types: Types, out: TensorType) -> bool:

@@ -32,6 +32,9 @@ def chunks_of(launch: LaunchSpec) -> Chunks | None:
     cut = cut_of(launch, 2 * CHUNK_BYTES)
     if cut is None or not launch.concatenated.keys() >= set(cut.names):
         return None
+    if launch.op.is_elementwise and not cut.is_flat:
+        # Operands that repeat are whole.
+        return None
     count = min(MAX_CHUNKS, cut.largest_bytes // CHUNK_BYTES, cut.rows // ROWS_STEP)
     pieces = [pieces[0] for pieces, _ in (*launch.concatenated.values(), *launch.outputs)]
     if count < 2 or not (cut.is_flat or all(map(_has_aligned_rows, pieces))):

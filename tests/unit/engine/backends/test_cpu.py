@@ -270,6 +270,26 @@ def test_a_large_request_is_computed_in_parts(op: str, options: dict[str, object
     room.segment.close()
 
 
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"), [((24_000, 1024), (1024,)), ((24_000, 1), (1, 1024)), ((1,), (240, 100, 1024))]
+)
+def test_a_large_sum_of_operands_that_repeat_is_computed_in_parts(
+    a_shape: tuple[int, ...], b_shape: tuple[int, ...]
+) -> None:
+    room = Room(CpuBackend(), 2**28)
+    a, b = random_array("float32", a_shape, 1), random_array("float32", b_shape, 2)
+    inputs = {"a": room.place(a), "b": room.place(b)}
+    types = {name: source.type for name, source in inputs.items()}
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    out = room.run("add", dict(inputs), types, alpha=3)
+    # The slot, what fills it at first, and the copy of `read`. The sum is twice as large in float64.
+    assert peak_bytes() - before < 3 * out.nbytes + 2**26
+    np.testing.assert_array_equal(out, (a + 3 * b.astype(np.float64)).astype(np.float32))
+    room.backend.detach(room.mapped)
+    room.segment.close()
+
+
 @pytest.mark.alone
 def test_a_large_resident_is_freed_beside_the_loop() -> None:
     """Whoever lets go of it waits neither for the system nor for a thread that holds the interpreter's lock meanwhile."""
