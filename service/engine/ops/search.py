@@ -111,7 +111,7 @@ class EngineSearch(EngineOp[SearchOptions]):
 
 def _blocks(rows: torch.Tensor, num_beside: int = 1) -> Sequence[torch.Tensor]:
     """Splits (N, K) rows for conversions. `num_beside` numbers that come of each row are held for a block, too."""
-    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], num_beside)))
+    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], num_beside, 1)))
 
 
 class _Scored(NamedTuple):
@@ -136,7 +136,7 @@ class _Scored(NamedTuple):
     def best(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (M, k) float32 scores, best first, and (M, k) int64 indices; among equals those of the smaller index."""
         values, indices, begin = [], [], 0
-        for items in torch.split(self.b, max(k, MAX_SCORES // self.num_queries)):
+        for items in torch.split(self.b, max(k, MAX_SCORES // max(self.num_queries, 1))):
             found = best(self._of(items, begin), min(k, len(items)), largest=self.largest, is_nan_large=False)
             values.append(found[0])
             indices.append(found[1] + begin)
