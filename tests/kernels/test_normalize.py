@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from tests.support.kernel_bounds import ROWS_IN_PIECES
 from tilewire.kernels.normalize.op import KINDS, normalize, normalize_reference, prepare_normalize
 from tilewire.kernels.runtime.pipeline import Detour
 
@@ -142,20 +143,7 @@ def test_rows_of_any_number_lie_side_by_side(n, inner, generator):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("outer", "n", "inner"),
-    [
-        (1, 33, 8),
-        (3, 40, 24),
-        (2, 70, 6),
-        (1, 100, 2),
-        (5, 33, 4),
-        (3, 1024, 2),
-        (3, 1025, 2),
-        (2, 1100, 8),
-        (2, 2049, 8),
-    ],
-)
+@pytest.mark.parametrize(("outer", "n", "inner"), ROWS_IN_PIECES)
 def test_rows_in_pieces_of_memory(outer, n, inner, dtype, generator):
     x = (torch.randn((outer, n, inner), generator=generator) + 1).to(dtype)
     weight, bias = torch.randn(n, generator=generator).to(dtype), torch.randn(n, generator=generator)

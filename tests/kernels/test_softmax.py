@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.kernel_bounds import SOFTMAX_LENGTHS, poisoned, softmax_bound
+from tests.support.kernel_bounds import ROWS_IN_PIECES, SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
 from tilewire.kernels.runtime.pipeline import Detour
 from tilewire.kernels.runtime.targets import KNOWN
@@ -174,20 +174,7 @@ def test_each_length_across_memory_and_along_it(n, generator):
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    ("outer", "n", "inner"),
-    [
-        (1, 33, 8),
-        (3, 40, 24),
-        (2, 70, 6),
-        (1, 100, 2),
-        (5, 33, 4),
-        (3, 1024, 2),
-        (3, 1025, 2),
-        (2, 1100, 8),
-        (2, 2049, 8),
-    ],
-)
+@pytest.mark.parametrize(("outer", "n", "inner"), ROWS_IN_PIECES)
 def test_rows_in_pieces_of_memory(outer, n, inner, dtype, log, generator):
     x = (torch.randn((outer, n, inner), generator=generator) * 4).to(dtype)
     check(softmax(x, axis=1, log=log), x, axis=1, log=log)

@@ -59,10 +59,10 @@ def peak_mib() -> int:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16], ids=str)
 def test_a_large_operand_is_never_there_in_wider_numbers(dtype: torch.dtype) -> None:
-    a, b = torch.ones((2, 2**12), dtype=dtype), torch.ones((2**12, 2**13), dtype=dtype)
+    a, b = torch.ones((2, 2**12), dtype=dtype), torch.ones((2**12, 2**14), dtype=dtype)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_mib()
     (out,) = EngineMatmul().cpu(Operands({"a": a}, {"b": b}), MatmulOptions(), [torch.float32])
     assert out.unique().tolist() == [2**12]
-    # All of `b` takes 128 MiB in float32.
-    assert peak_mib() - before < 64
+    # All of `b` takes 256 MiB in float32. A part of it, and what the library packs, took up to 64.
+    assert peak_mib() - before < 128
