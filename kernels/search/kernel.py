@@ -4,8 +4,7 @@ Scores are a · bᵀ of (M, K) queries and (N, K) items, turned into similaritie
 the best order of every group of GROUP neighbouring items, and no score. The k best groups of each query are selected
 (`topk_select_kernel`). Only their scores are computed again, in float32, and sorted. Where items are few, or most of them
 would be selected, the scores of all are sorted instead: products by the kernels of `matmul`, distances by those here.
-`topk/kernel.py` describes orders and keys, and why this
-is exact. 2·M·N·K flops; N·K·input size bytes at least.
+`topk/kernel.py` describes orders and keys, and why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
 
 Products and norms for `l2` lose what all items have in common, which may be most of their digits. So float32 queries and
 items count from a centre, one of the items, while groups are selected.

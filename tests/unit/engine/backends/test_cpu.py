@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.jobs import JobBench
+from tests.support.peak import begin_peak, peak_bytes
 from tests.support.tensor_bodies import NUMPY, Array
 from tests.support.transfers import download, uploaded
 from tilewire.service.engine.backends.contract import HostBytes, LaunchFailed
@@ -233,11 +233,6 @@ def test_where_no_thread_can_be_started_the_next_launch_tries_again() -> None:
     assert bench.backend.begin(launches).wait().kernel_ns > 0
 
 
-def peak_bytes() -> int:
-    """Most memory of this process since `/proc/self/clear_refs` was written."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
-
-
 @pytest.mark.parametrize(
     ("op", "options"),
     [
@@ -255,8 +250,7 @@ def test_a_large_request_is_computed_in_parts(op: str, options: dict[str, object
     source = room.place(x)
     assert source.type.nbytes > 3 * PART_BYTES
     room.run(op, {"x": room.place(x[:1])}, {"x": TensorType("float16", (1, *shape[1:]))}, **options)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak_bytes()
+    before = begin_peak()
     out = room.run(op, {"x": source}, {"x": source.type}, **options)
     # What is written to the slots of the result, and the copy that `read` makes, are as large as the result.
     assert peak_bytes() - before < 3 * out.nbytes + 2**26
@@ -280,8 +274,7 @@ def test_a_large_sum_of_operands_that_repeat_is_computed_in_parts(
     a, b = random_array("float32", a_shape, 1), random_array("float32", b_shape, 2)
     inputs = {"a": room.place(a), "b": room.place(b)}
     types = {name: source.type for name, source in inputs.items()}
-    Path("/proc/self/clear_refs").write_text("5")
-    before = peak_bytes()
+    before = begin_peak()
     out = room.run("add", dict(inputs), types, alpha=3)
     # The slot, what fills it at first, and the copy of `read`. The sum is twice as large in float64.
     assert peak_bytes() - before < 3 * out.nbytes + 2**26
