@@ -59,7 +59,7 @@ def is_foreign(value: object) -> bool:
 
 def can_answer(value: object) -> bool:
     """Whether an array of its library can be made of a result; Arrow's arrays speak DLPack and cannot."""
-    return is_foreign(value) and (_is_torch(value) or hasattr(value, "__array_namespace__"))
+    return is_foreign(value) and (_is_torch(value) or _is_cupy(value) or hasattr(value, "__array_namespace__"))
 
 
 def from_foreign(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
@@ -101,7 +101,11 @@ def to_foreign(name: str, array: np.ndarray[Any, Any], like: Any) -> Any:
         tensor = torch.from_dlpack(array)
         return (tensor.view(getattr(torch, name)) if name in EXTENSIONS else tensor).to(like.device)
     whole = array.view(numpy_dtype(name)) if name in EXTENSIONS else array
-    return like.__array_namespace__().asarray(whole)
+    if _is_cupy(like):
+        with like.device:
+            return sys.modules["cupy"].asarray(whole)
+    namespace = like.__array_namespace__()
+    return namespace.asarray(whole, device=like.device) if _device_type_of(like) else namespace.asarray(whole)
 
 
 def is_viewed(value: Any) -> bool:
@@ -141,9 +145,8 @@ def _uses_of(array: Any) -> tuple[Any, ...]:
     if _is_torch(array) and array.is_cuda:
         cuda = sys.modules["torch"].cuda
         return (cuda.stream(cuda.current_stream(array.device)),)
-    cupy: Any = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        return array.device, cupy.cuda.get_current_stream(array.device.id)
+    if _is_cupy(array):
+        return array.device, sys.modules["cupy"].cuda.get_current_stream(array.device.id)
     return ()
 
 
@@ -151,6 +154,21 @@ def _is_torch(value: object) -> bool:
     """Whether a value is torch's, of a class of its own too."""
     torch = sys.modules.get("torch")
     return isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def _is_cupy(value: object) -> bool:
+    cupy = sys.modules.get("cupy")
+    return isinstance(value, getattr(cupy, "ndarray", ()))
+
+
+def _device_type_of(value: Any) -> int:
+    """The type of the device that an array lies on; 0 where it lies in parts on several, which JAX refuses to export."""
+    try:
+        return int(_asked(value.__dlpack_device__)[0])
+    except TypeError as error:
+        if isinstance(error.__cause__, BufferError):
+            return 0
+        raise
 
 
 def _asked(question: Callable[[], Any]) -> Any:
@@ -162,7 +180,7 @@ def _asked(question: Callable[[], Any]) -> Any:
 
 
 def _on_the_host(value: Any) -> Any:
-    if _asked(value.__dlpack_device__)[0] in _READABLE:
+    if _device_type_of(value) in _READABLE:
         return value
     for method in ("cpu", "get"):
         if hasattr(value, method):

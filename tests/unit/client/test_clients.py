@@ -140,6 +140,7 @@ class DeviceArray:
     """An array of a library whose device the CPU cannot read. Its copies both ways are noted by thread."""
 
     copied_in: ClassVar[list[int]] = []
+    device: ClassVar[object] = object()
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -159,7 +160,8 @@ class DeviceArray:
         return DeviceArray
 
     @classmethod
-    def asarray(cls, array: np.ndarray[Any, Any]) -> DeviceArray:
+    def asarray(cls, array: np.ndarray[Any, Any], *, device: object) -> DeviceArray:
+        assert device is cls.device
         cls.copied_in.append(threading.get_ident())
         return cls(array)
 

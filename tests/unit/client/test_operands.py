@@ -199,7 +199,9 @@ def test_the_dtype_of_a_bias(op: str, b: Any, bias: Any, dtype: str) -> None:
 
 
 class OtherLibrary:
-    """An array of a library that this process's client has never heard of: DLPack and a namespace, nothing else."""
+    """An array of a library that this process's client has never heard of: DLPack, a device and a namespace, nothing else."""
+
+    device: Any = "first"
 
     def __init__(self, tensor: torch.Tensor, device: int = 1) -> None:
         self.tensor = tensor
@@ -222,8 +224,8 @@ class OtherLibrary:
 
 class OtherNamespace:
     @staticmethod
-    def asarray(array: np.ndarray[Any, Any]) -> tuple[str, np.ndarray[Any, Any]]:
-        return "other", array
+    def asarray(array: np.ndarray[Any, Any], *, device: str = "") -> tuple[str, np.ndarray[Any, Any]]:
+        return device, array
 
 
 @pytest.mark.parametrize("device", [1, 2], ids=["host", "device"])
@@ -244,9 +246,31 @@ def test_dlpack_of_any_library(tensor: torch.Tensor, device: int) -> None:
     host = HostArray.of(OtherLibrary(tensor, device))
     assert host.dtype == str(tensor.dtype).removeprefix("torch.")
     np.testing.assert_array_equal(host.numpy().astype(np.float64), tensor.double().numpy())
-    library, array = host.like(OtherLibrary(tensor))
-    assert library == "other"
+    place, array = host.like(OtherLibrary(tensor))
+    assert place == "first"
     np.testing.assert_array_equal(array.astype(np.float64), tensor.double().numpy())
+
+
+class InParts(OtherLibrary):
+    """As JAX's arrays that lie on several devices: NumPy gathers the parts."""
+
+    # No method of JAX's arrays.
+    get = property()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise BufferError("only supported for unsharded arrays")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        return self.tensor.numpy()
+
+
+def test_an_array_in_parts_on_several_devices() -> None:
+    array = InParts(torch.arange(6.0).reshape(2, 3))
+    prepared = prepare("add", {"a": array, "b": 1})
+    assert prepared.arrays["a"].data.tolist() == [[0, 1, 2], [3, 4, 5]]
+    place, answer = prepared.arrays["a"].like(prepared.like)
+    assert place == "", "the parts of an answer are its library's affair"
+    assert answer.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 class Noted:
@@ -262,6 +286,30 @@ class Noted:
 
     def __exit__(self, *_: object) -> None:
         self.threads.append(threading.get_ident())
+
+
+class CupyArray(OtherLibrary):
+    """As CuPy's: it has no namespace of its own, and new arrays lie on the device of the context."""
+
+    __array_namespace__ = property()
+
+    def __init__(self, tensor: torch.Tensor, device: Noted) -> None:
+        super().__init__(tensor)
+        self.device = device
+
+
+def test_the_answer_to_an_array_of_cupy_lies_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, other = Noted(), Noted()
+
+    def asarray(array: np.ndarray[Any, Any]) -> CupyArray:
+        return CupyArray(torch.from_numpy(array), other if len(other.threads) % 2 else current)
+
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=CupyArray, asarray=asarray))
+    prepared = prepare("add", {"a": CupyArray(torch.arange(3.0), other), "b": 1})
+    answer = prepared.arrays["a"].like(prepared.like)
+    assert isinstance(answer, CupyArray)
+    assert answer.tensor.tolist() == [0, 1, 2]
+    assert answer.device is other
 
 
 def test_another_thread_uses_the_device_and_stream_of_cupys_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
