@@ -18,11 +18,14 @@ import numpy.typing as npt
 
 from tilewire._arrays.dlpack import from_foreign, is_foreign, to_foreign
 from tilewire._arrays.dtypes import CODES, EXTENSIONS, NAMES, numpy_dtype
+from tilewire._arrays.lists import read_numbers
 
 Array = npt.NDArray[Any]
 
 CONTENT_TYPE = "application/x-safetensors"
 _PREFIX_BYTES = 8
+# What masked elements can be in.
+_NESTED = (list, tuple, np.ma.MaskedArray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class HostArray:
         if is_foreign(value):
             return cls(*from_foreign(value))
         try:
-            array = np.asarray(value)
+            array = read_numbers(value)
         except RuntimeError as error:
             # Of torch, for lists of tensors that it does not convert.
             raise TypeError(str(error)) from error
@@ -102,10 +105,9 @@ def refuse_masked(value: Any) -> None:
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError("a masked array loses its mask; fill it, as x.filled(0)")
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and any(issubclass(kind, _NESTED) for kind in set(map(type, value))):
         for one in value:
-            if isinstance(one, list | tuple | np.ma.MaskedArray):
-                refuse_masked(one)
+            refuse_masked(one)
 
 
 def to_safetensors(

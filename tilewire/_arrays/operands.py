@@ -19,6 +19,7 @@ import numpy as np
 from tilewire._arrays.dlpack import can_answer, is_foreign
 from tilewire._arrays.dtypes import CODES, DTYPES, EXTENSIONS, FLOATS, promote, promote_number
 from tilewire._arrays.host import HostArray, refuse_masked
+from tilewire._arrays.lists import read_numbers
 from tilewire._names import tensor_name
 from tilewire._types import Resident, TensorInfo
 
@@ -208,7 +209,7 @@ def _promote_weak(operand: _Given, common: str) -> str:
 def _leaves_of(operand: _Given) -> np.ndarray[Any, Any]:
     """Returns the numbers of a list; NumPy would read texts among them, and None as NaN."""
     try:
-        leaves = np.asarray(operand.value)
+        leaves = read_numbers(operand.value)
     except ValueError as error:
         raise TypeError(f"{operand.name}: a list of lists of unequal lengths is no array") from error
     wrong = [leaf for leaf in leaves.flat if not isinstance(leaf, int | float)] if leaves.dtype == object else []
@@ -245,9 +246,9 @@ def _array_of(operand: _Given, dtype: str) -> HostArray:
         return operand.array.astype(dtype)
     leaves = _leaves_of(operand)
     if dtype in EXTENSIONS:
-        return HostArray(DEFAULT_DTYPE, np.asarray(operand.value, np.float32)).astype(dtype)
+        return HostArray(DEFAULT_DTYPE, read_numbers(operand.value, np.dtype(np.float32))).astype(dtype)
     try:
-        array = np.asarray(operand.value, np.dtype(dtype))
+        array = read_numbers(operand.value, np.dtype(dtype))
     except (ValueError, OverflowError) as error:
         raise TypeError(f"{operand.name}: {error}") from error
     if array.dtype.kind == "i" and leaves.dtype.kind == "f" and not np.array_equal(array, leaves):

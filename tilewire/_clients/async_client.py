@@ -10,7 +10,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from tilewire._arrays.dlpack import as_here, num_bytes_of
+from tilewire._arrays.dlpack import as_here
+from tilewire._arrays.lists import work_bytes_of
 from tilewire._clients import requests
 from tilewire._clients.async_programs import AsyncProgramCalls
 from tilewire._clients.requests import Rules
@@ -36,8 +37,8 @@ class AsyncClient(AsyncProgramCalls):
     A copy has connections of its own, also in another process.
 
     Plain HTTP goes over connections of the client's own; TLS, proxies and `transport=` go through httpx. Large arrays
-    are converted, copied from other devices and brought into C order in a thread, and so are answers for other devices;
-    lists are not. Do not change an array before its call has returned.
+    and long lists are converted, copied from other devices and brought into C order in a thread, and so are answers for
+    other devices. Do not change an array or a list before its call has returned.
 
     The proxies of HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are used, but not for the hosts of NO_PROXY, `*` for all; a
     `transport=` uses its own alone.
@@ -129,7 +130,7 @@ class AsyncClient(AsyncProgramCalls):
 
     async def _offload(self, work: Callable[[], T], _find: Callable[[], Sequence[Any]]) -> T:
         arrays = _find()
-        if sum(num_bytes_of(array) for array in arrays) <= OFFLOAD_BYTES:
+        if sum(map(work_bytes_of, arrays)) <= OFFLOAD_BYTES:
             return work()
         return await asyncio.to_thread(as_here(work, arrays))
 

@@ -73,11 +73,13 @@ class Rules:
         return cls(None if cast is None else dtype_name(cast))
 
     def copied(self, operands: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> list[Any]:
-        """Returns the arrays among operands and options that may be converted or copied before they are sent."""
+        """Returns the arrays and lists among operands and options that may be converted or copied before they are sent."""
         # What is no mapping is refused when the request is built.
         values = list(operands.values()) if isinstance(operands, Mapping) else []
         values += [value for name, value in (options or {}).items() if name in OPTIONAL_OPERANDS]
-        arrays = [value for value in values if isinstance(value, np.ndarray | HostArray) or is_foreign(value)]
+        arrays = [
+            value for value in values if isinstance(value, np.ndarray | HostArray | list | tuple) or is_foreign(value)
+        ]
         is_mixed = len(set(map(_kind_of, values)) - {None}) > 1
         return arrays if self.cast is not None or is_mixed else [one for one in arrays if not _is_sent_as_it_is(one)]
 
@@ -184,6 +186,8 @@ def _kind_of(value: Any) -> str | None:
 
 def _is_sent_as_it_is(array: Any) -> bool:
     """Whether the bytes of an array are those of the request, if its dtype is."""
+    if isinstance(array, list | tuple):
+        return False
     data = array.data if isinstance(array, HostArray) else array
     if isinstance(data, np.ndarray):
         return data.flags.c_contiguous and data.dtype.isnative
