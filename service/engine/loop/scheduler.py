@@ -15,7 +15,7 @@ from bisect import insort
 from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heappushpop, heapreplace
+from heapq import heapify, heappop, heappush, heappushpop, heapreplace, nlargest
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -29,6 +29,9 @@ DEFAULT_RANK = 2**31
 # Cost of each job to its flow beside its time on the device, in seconds: the thread's own work
 # (`benchmarks.bench_engine_loop`).
 JOB_S = 10e-6
+
+# Flows without jobs whose use of the device is remembered, of about 500 bytes each: they come by the addresses of clients.
+MAX_IDLE_FLOWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +317,20 @@ class Scheduler(Generic[WaitingT]):
         """The flow of this number; one that was not known begins where the last one that was chosen is."""
         flow = self._flows.get(number)
         if flow is None:
+            # Each waiting flow has a job, so more than these are idle.
+            if len(self._flows) - self._num_waiting > MAX_IDLE_FLOWS:
+                self._forget_idle()
             flow = self._flows[number] = _Flow(self._now_s)
             heappush(self._turns, (self._now_s, number))
         return flow
+
+    def _forget_idle(self) -> None:
+        """Forgets half of the flows without jobs: those that used least."""
+        idle = [(flow.used_s, number) for number, flow in self._flows.items() if not flow.num_waiting]
+        kept = {number for _used_s, number in nlargest(MAX_IDLE_FLOWS // 2, idle)}
+        self._flows = {number: flow for number, flow in self._flows.items() if flow.num_waiting or number in kept}
+        self._turns = [(flow.used_s, number) for number, flow in self._flows.items()]
+        heapify(self._turns)
 
     def _head(self, now_ns: int, decision: Decision[WaitingT]) -> WaitingT | None:
         """The first job of the flow whose turn it is; flows without jobs are forgotten when it would be theirs."""
@@ -336,7 +350,7 @@ class Scheduler(Generic[WaitingT]):
 
     def _heads_beside(self, growing: Collection[Hashable], now_ns: int, *, without_long: bool) -> Iterator[WaitingT]:
         """The jobs that need not wait for a batch of these keys, which may become more meanwhile, by the turns of the flows."""
-        for _used_s, flow in sorted((flow.used_s, number) for number, flow in self._flows.items()):
+        for _used_s, flow in sorted((flow.used_s, number) for number, flow in self._flows.items() if flow.num_waiting):
             for waiting in self._flows[flow].line.all():
                 is_late = 0 < waiting.deadline_ns < now_ns
                 if waiting.is_gone or is_late or waiting.key in growing:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewire.service.engine.loop.scheduler import DEFAULT_RANK, JOB_S, Caps, Scheduler, Waiting
+from tilewire.service.engine.loop.scheduler import DEFAULT_RANK, JOB_S, MAX_IDLE_FLOWS, Caps, Scheduler, Waiting
 
 JOBS = st.lists(
     st.tuples(
@@ -213,6 +213,24 @@ def test_flows_that_are_gone_are_forgotten() -> None:
         scheduler.decide(0)
     scheduler.decide(0)
     assert scheduler.num_flows == 0
+
+
+def test_flows_that_come_once_are_forgotten_and_the_greedy_one_is_not() -> None:
+    """Each is served at once and stays idle, as clients of ever new addresses do."""
+    scheduler: Scheduler[Waiting] = Scheduler(Caps(max_requests=1))
+    greedy, new, waiting = 0, 1, 10 * MAX_IDLE_FLOWS
+    scheduler.add(Waiting(flow=greedy, seconds=1.0))
+    scheduler.decide(0)
+    for flow in range(new, waiting):
+        scheduler.add(Waiting(flow=flow))
+        assert [one.flow for one in scheduler.decide(0).batch] == [flow]
+        assert scheduler.num_flows <= MAX_IDLE_FLOWS + 2
+    scheduler.add(Waiting(flow=greedy))
+    for flow in range(waiting, waiting + 2 * MAX_IDLE_FLOWS):
+        scheduler.add(Waiting(flow=flow))
+    served = [one.flow for _ in range(2 * MAX_IDLE_FLOWS + 1) for one in scheduler.decide(0).batch]
+    assert sorted(served[:-1]) == list(range(waiting, waiting + 2 * MAX_IDLE_FLOWS))
+    assert served[-1] == greedy
 
 
 class Held(Waiting, eq=False, weakref=True):
