@@ -22,7 +22,7 @@ from tilewire.service.gateway.connection.acceptor import Acceptor, Connection
 from tilewire.service.gateway.connection.limits import EXCESS_IDLE_S
 from tilewire.service.gateway.connection.protocol import TilewireProtocol
 from tilewire.service.gateway.connection.receive import SCRATCH_BYTES
-from tilewire.service.gateway.connection.tls import TlsTransport
+from tilewire.service.gateway.connection.tls import Handshakes, TlsTransport
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ipc.connection_counts import ConnectionCounts
 from tilewire.service.tls import CurrentContext
@@ -115,13 +115,13 @@ def make_config(gateway: Gateway, app: ASGIApp, tls: CurrentContext | None, coun
     )
     config.load()
     if tls is not None:
-        http, settings = config.http_protocol_class, gateway.settings
+        http, settings, handshakes = config.http_protocol_class, gateway.settings, Handshakes()
 
         def make(**arguments: Any) -> TlsTransport:
             # The protocol has its connection, and counts it, behind the handshake.
             is_excess = counts.own > settings.max_connections
             handshake_s = min(EXCESS_IDLE_S, settings.body_timeout_s) if is_excess else settings.body_timeout_s
-            return TlsTransport(http(**arguments), tls.context, handshake_s)
+            return TlsTransport(http(**arguments), tls.context, handshake_s, handshakes)
 
         config.http_protocol_class = make  # type: ignore[assignment]
     return config

@@ -33,8 +33,8 @@ PROBES = tuple(b"%b %b " % (verb, path.encode("ascii")) for verb in (b"GET", b"H
 
 # Pauses between looks at whether a client that sends no more is still there, in seconds: short at first, then longer.
 FIRST_PROBE_S, LAST_PROBE_S = 0.02, 2.0
-# `tcpi_state` in the first byte of TCP_INFO, once the other side has refused what we sent.
-TCP_CLOSE = 7
+# States of a connection that the other side has reset, or ended from its side.
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
 
 
 class Limits:
@@ -171,7 +171,7 @@ class Limits:
     def is_gone(self) -> bool:
         """Whether the client's system has refused what was written to it."""
         sock = self._tcp
-        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == TCP_CLOSE
+        return sock is not None and tcp_state(sock) == TCP_CLOSE
 
     def probe(self, pause_s: float = FIRST_PROBE_S) -> None:
         """Sees whether a client that sends no more is still there, while nothing of its answer is written.
@@ -188,3 +188,8 @@ class Limits:
         if self._tcp is not None and connection.takes_interim:
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._set("probe", pause_s, lambda: self.probe(min(2 * pause_s, LAST_PROBE_S)))
+
+
+def tcp_state(sock: socket.socket) -> int:
+    """Returns the state of a connection: `tcpi_state` in the first byte of TCP_INFO."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]

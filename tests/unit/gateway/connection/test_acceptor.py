@@ -18,7 +18,7 @@ import uvloop
 
 from tests.support.tls_server import make_certificates
 from tilewire.service.gateway.connection.acceptor import Acceptor
-from tilewire.service.gateway.connection.tls import TlsTransport
+from tilewire.service.gateway.connection.tls import Handshakes, TlsTransport
 from tilewire.service.ipc.connection_counts import ConnectionCounts, create_counts
 
 # Of the test that runs.
@@ -204,7 +204,7 @@ async def test_a_handshake_that_fails_is_subtracted(tmp_path: Path, doors: list[
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
     counts = ConnectionCounts()
-    acceptor = Acceptor(doors[0], lambda: TlsTransport(asyncio.Protocol(), context, 10), counts)
+    acceptor = Acceptor(doors[0], lambda: TlsTransport(asyncio.Protocol(), context, 10, Handshakes()), counts)
     (client,) = await connect(doors[0], 1)
     await until(lambda: counts.own == 1)
     await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.1\r\n\r\n")

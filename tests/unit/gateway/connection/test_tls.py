@@ -18,7 +18,7 @@ import uvloop
 
 from tests.support.key_changes import KeyChanges
 from tests.support.tls_server import Certificates, make_certificates
-from tilewire.service.gateway.connection.tls import FEW_BYTES, READ_BYTES, TlsTransport
+from tilewire.service.gateway.connection.tls import FEW_BYTES, READ_BYTES, Handshakes, TlsTransport
 
 HANDSHAKE_S = 0.2
 
@@ -79,9 +79,9 @@ async def served(
     """The protocol of the next connection, and the port."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
-    recorder = recorder or Recorder()
+    recorder, handshakes = recorder or Recorder(), Handshakes()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: TlsTransport(recorder, context, handshake_s), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: TlsTransport(recorder, context, handshake_s, handshakes), "127.0.0.1", 0)
     try:
         yield recorder, server.sockets[0].getsockname()[1]
     finally:
@@ -162,25 +162,97 @@ def hello_of(certificates: Certificates) -> bytes:
 
 
 @in_loop
-async def test_a_connection_that_was_reset_costs_no_handshake(certificates: Certificates) -> None:
+async def test_a_client_that_has_left_costs_no_handshake(certificates: Certificates) -> None:
     names: list[str] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
     context.sni_callback = lambda _tls, name, _context: names.append(name)
     with socket.create_server(("127.0.0.1", 0)) as door:
-        for is_reset in (False, True):
+        for end in ("none", "close", "reset"):
             with socket.create_connection(door.getsockname()) as client:
                 client.sendall(hello_of(certificates))
-                if is_reset:
+                if end == "reset":
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if end != "none":
                     client.close()
                 accepted, _ = door.accept()
                 accepted.setblocking(False)
-                transport, is_lost = TlsTransport(Recorder(), context, HANDSHAKE_S), asyncio.Event()
+                transport = TlsTransport(Recorder(), context, HANDSHAKE_S, Handshakes())
+                is_lost = asyncio.Event()
                 transport.on_lost = is_lost.set
                 await asyncio.get_running_loop().connect_accepted_socket(functools.partial(_same, transport), accepted)
                 await is_lost.wait()
-    assert names == ["localhost"]
+            assert names == ["localhost"], end
+
+
+@in_loop
+async def test_a_client_that_ends_its_side_with_its_first_request_is_answered(certificates: Certificates) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = certificates.context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    loop = asyncio.get_running_loop()
+    async with served(certificates) as (recorder, port):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.setblocking(False)
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    await loop.sock_sendall(sock, outgoing.read())
+                    incoming.write(await loop.sock_recv(sock, 2**16))
+            # All before the loop has its next turn.
+            tls.write(b"x")
+            sock.send(outgoing.read())
+            sock.shutdown(socket.SHUT_WR)
+            transport = await until(b"x", recorder)
+            transport.close()
+
+
+class Wire(asyncio.Transport):
+    """Transport below, whose bytes come all at once."""
+
+    def __init__(self, sock: socket.socket, turns: list[int]) -> None:
+        super().__init__()
+        self._sock, self._turns = sock, turns
+        self.reads, self.is_gone = True, False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._turns[-1] += 1
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._sock if name == "socket" else default
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+
+@in_loop
+async def test_of_handshakes_that_come_at_once_one_goes_on_in_each_turn_of_the_loop(certificates: Certificates) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    handshakes, hello, answers = Handshakes(), hello_of(certificates), [0]
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as sock:
+        wires = [Wire(sock, answers) for _ in range(20)]
+        for wire in wires:
+            transport = TlsTransport(Recorder(), context, HANDSHAKE_S, handshakes)
+            transport.connection_made(wire)
+            transport.get_buffer(-1)[: len(hello)] = hello
+            transport.buffer_updated(len(hello))
+            assert not wire.reads
+        # One leaves meanwhile.
+        wires[7].is_gone = True
+        for _ in range(25):
+            answers.append(0)
+            await asyncio.sleep(0)
+    assert sum(answers) == 19
+    assert max(answers) == 1
+    assert [wire.reads for wire in wires] == [not wire.is_gone for wire in wires]
 
 
 def _same(transport: TlsTransport) -> TlsTransport:
