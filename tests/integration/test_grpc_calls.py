@@ -497,6 +497,32 @@ async def test_a_cancelled_stream_is_given_up_without_the_garbage_collector() ->
     assert bench.arena.used_bytes == 0
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+@scene
+async def test_a_read_ends_also_where_its_call_was_cancelled(is_streamed: bool) -> None:
+    """The library keeps what a read that nobody waits for any more was given."""
+    came = asyncio.get_running_loop().create_future()
+    is_reading = asyncio.Event()
+
+    class Slow(OneMessage):
+        async def read(self) -> Any:
+            is_reading.set()
+            await came
+            return await super().read()
+
+    calls, call = InferCalls(RpcBench().gateway), Slow(MESSAGE)
+    work: Coroutine[Any, Any, bytes | None]
+    work = calls.infer_stream(no_messages(), call) if is_streamed else calls.infer(no_messages(), call)
+    task = asyncio.create_task(work)
+    await is_reading.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not came.cancelled()
+    came.set_result(None)
+    await until(lambda: call.kept() is None)
+
+
 @scene
 async def test_a_bug_while_a_stream_is_read_ends_it() -> None:
     class Broken(OneMessage):

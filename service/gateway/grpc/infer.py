@@ -70,6 +70,41 @@ class Answering(Driven):
         self.stream.end_waiting()
 
 
+class Reading(Driven):
+    """Reads one message. It ends with the library's read, also where the call was cancelled.
+
+    A read that nobody waits for any more leaves 96 bytes in the library, 1.81, for ever (https://github.com/grpc/grpc/issues/43360).
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Servicer) -> None:
+        self._came: asyncio.Future[bytes] = loop.create_future()
+        self.drive(self._read(call))
+
+    async def message(self) -> bytes:
+        """Returns the message when it has come; `grpc.aio.EOF` at the end.
+
+        Raises:
+            Exception: The library could not read.
+        """
+        return await self._came
+
+    async def _read(self, call: Servicer) -> None:
+        message = await call.read()
+        if not self._came.done():
+            self._came.set_result(message)
+
+    def ended(self, error: Exception | None) -> None:
+        """Hands an error over."""
+        if self._came.done():
+            return
+        if error is None:
+            self._came.cancel()
+        else:
+            self._came.set_exception(error)
+            # The call may be cancelled before it reads the error, which would be logged then.
+            self._came.exception()
+
+
 class InferCalls:
     """The calls that compute."""
 
@@ -139,7 +174,7 @@ class InferCalls:
         try:
             while True:
                 await window.enter()
-                if (message := await call.read()) is grpc.aio.EOF:
+                if (message := await Reading(self._loop, call).message()) is grpc.aio.EOF:
                     return
                 # Each request of the stream begins when it is read.
                 opened = RpcCall(STREAM_INFER, call)
@@ -160,7 +195,7 @@ class InferCalls:
         task = self._task()
         self._stalls.begin(task)
         try:
-            message = await call.read()
+            message = await Reading(self._loop, call).message()
         except asyncio.CancelledError as error:
             if error.args != (STALLED,):
                 raise
