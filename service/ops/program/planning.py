@@ -6,7 +6,6 @@ Also decides at the time of the upload whether a program can work at all, as far
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -172,8 +171,8 @@ def infer_types(program: Program, residents: Mapping[str, TensorType], limits: L
 
 def _sizes_of(program: Program, residents: Mapping[str, TensorType]) -> list[int]:
     """Returns the sizes that are tried for each -1, in order."""
-    known = {dim for one in program.inputs.values() for dim in one.shape if dim > 0}
-    known |= {dim for one in residents.values() for dim in one.shape if dim > 0}
+    known = {dim for one in program.inputs.values() for dim in one.shape if dim != ANY}
+    known |= {dim for one in residents.values() for dim in one.shape}
     # An option such as `k` is the size of a result.
     known |= {
         value
@@ -183,6 +182,27 @@ def _sizes_of(program: Program, residents: Mapping[str, TensorType]) -> list[int
     }
     # One row; a size that nothing names; more than any k.
     return sorted(known | {1, 3, 2048})
+
+
+class _Failures(msgspec.Struct):
+    """Failures of one step, each with other sizes.
+
+    Attributes:
+        text: Reason of the first.
+        values: Types of the values in the first.
+        is_uniform: Whether all have that reason.
+        unvaried: Names of the values that had the same type in all of them.
+    """
+
+    text: str
+    values: Mapping[str, TensorType]
+    is_uniform: bool
+    unvaried: set[str]
+
+    def add(self, text: str, values: Mapping[str, TensorType]) -> None:
+        """Adds a failure with these values."""
+        self.is_uniform &= text == self.text
+        self.unvaried = {name for name in self.unvaried if values[name] == self.values[name]}
 
 
 class _Conflict(msgspec.Struct, frozen=True):
@@ -210,9 +230,10 @@ class _SizeSearch:
         self._limits = limits
         self._sizes = sizes
         self._plans_left = MAX_PLANS
-        self._tried_all = self.is_thorough = True
-        # Number of failures of each step, by their text.
-        self._failures: dict[int, Counter[str]] = {}
+        self.is_thorough = True
+        # Program inputs of which not every size was tried.
+        self._sampled: set[str] = set()
+        self._failures: dict[int, _Failures] = {}
 
     def run(self, residents: Mapping[str, TensorType]) -> Mapping[str, TensorType]:
         """Returns the values with sizes that work, as far as they are known.
@@ -227,9 +248,9 @@ class _SizeSearch:
         found = self._extend(0, values, origins)
         if not isinstance(found, _Conflict):
             return found
-        # A failure that reads the same for several sizes is not about them.
-        failures = self._failures[found.number]
-        if self._tried_all or (len(failures) == 1 < failures.total()):
+        # A failure that reads the same for several sizes of each of its inputs is not about them.
+        sampled, failures = self._sampled & found.inputs, self._failures[found.number]
+        if not sampled or (failures.is_uniform and sampled.isdisjoint(failures.unvaried)):
             raise found.error
         return values
 
@@ -259,9 +280,10 @@ class _SizeSearch:
             if self._plans_left <= 0:
                 self.is_thorough = False
                 break
-        self._tried_all &= self._plans_left > 0 and self._can_try_all(operands)
+        if self._plans_left <= 0 or not self._can_try_all(operands):
+            self._sampled |= unsized
         assert worst is not None, "This is a bug."
-        return msgspec.structs.replace(worst, inputs=blamed - unsized)
+        return msgspec.structs.replace(worst, inputs=blamed)
 
     def _sized(self, operands: Mapping[str, TensorType]) -> Iterable[dict[str, TensorType]]:
         """Operands with every assignment of sizes to their -1s; beyond `MAX_ASSIGNMENTS`, all are given the same size."""
@@ -289,7 +311,9 @@ class _SizeSearch:
         try:
             planned = _plan_step(number, step, values, self._limits).plan
         except TilewireError as error:
-            self._failures.setdefault(number, Counter())[str(error)] += 1
+            if number not in self._failures:
+                self._failures[number] = _Failures(str(error), values, True, set(values))
+            self._failures[number].add(str(error), values)
             return _Conflict(number, error, frozenset())
         return {**values, **dict(zip(step.outputs, planned.outputs, strict=True))}
 

@@ -50,6 +50,10 @@ FREE = program(
 ADD_MANY = {"op": "add", "inputs": {"a": "x", "b": "y"}, "as": "s"}
 ANY_CUBE = {"dtype": "float32", "shape": [-1, -1, -1]}
 WIDE = program([ADD_MANY, matmul("x", "@w", "h")], "s", "h", shape=(3, -1), y=ANY_CUBE)
+# Its columns have to be 7 and its rows 9, and all its sizes are tried as equal ones.
+ADD_BIAS = {"op": "add", "inputs": {"a": "p", "b": "y"}, "as": "s"}
+LAST = {**matmul("s", "@w", "z"), "options": {"transpose_a": True}}
+UNEQUAL = program([matmul("x", "@u", "p"), ADD_BIAS, LAST], "z", shape=(-1,) * 4, y={"dtype": "float32", "shape": [-1]})
 WEIGHTS = {"@w1": f32(8, 16), "@w2": f32(16, 4)}
 
 
@@ -150,6 +154,11 @@ def test_what_can_never_work_is_refused_at_the_upload(
         (program([TOP, ADD_TOP], "y", shape=(-1, -1)), {}),
         (FREE, {"u": f32(7, 5), "v": f32(6, 4), "w": f32(9, 2)}),
         (WIDE, {"w": f32(33, 33), "r1": f32(5), "r2": f32(6)}),
+        # No elements along the axis, as a resident has it.
+        (program([matmul("x", "@w", "y")], "y", shape=(-1, -1)), {"w": f32(0, 5)}),
+        (program([matmul("x", "y", "z")], "z", shape=(-1, 0), y=ANY_MATRIX), {}),
+        # Too many sizes to try: of those that are, only one gets as far as the second step.
+        (UNEQUAL, {"u": f32(7, 5), "w": f32(9, 11)}),
     ],
 )
 def test_what_some_sizes_make_work_is_taken(whole: Program, residents: dict[str, TensorType]) -> None:
