@@ -16,7 +16,8 @@ class EngineNormalize(EngineOp[NormalizeOptions]):
     def cpu(self, inputs: Operands, options: NormalizeOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         assert options.kind is not None, "This is a bug: planned without a kind."
         eps = DEFAULT_EPS[options.kind] if options.eps is None else options.eps
-        x = inputs["x"].float().movedim(options.axis, -1)
+        # In C order, as a batch has it: sums depend on strides.
+        x = inputs["x"].contiguous().float().movedim(options.axis, -1)
         if options.kind == "layer":
             x = x - x.mean(-1, keepdim=True)
         if options.kind == "l2":

@@ -29,7 +29,8 @@ class EngineReduce(EngineOp[ReduceOptions]):
 
     def cpu(self, inputs: Operands, options: ReduceOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         assert options.kind is not None, "This is a bug: planned without a kind."
-        x = inputs["x"].float()
+        # In C order, as a batch has it: sums depend on strides.
+        x = inputs["x"].contiguous().float()
         if isinstance(options.axis, str):
             out = REDUCTIONS[options.kind](x.reshape(-1))
             return (out.reshape((1,) * x.dim()) if options.keepdims else out,)
