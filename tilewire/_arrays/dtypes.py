@@ -55,11 +55,12 @@ EXTENSIONS: dict[str, np.dtype[Any]] = {
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
-def dtype_name(dtype: object) -> str:
+def dtype_name(dtype: object, argument: str) -> str:
     """Converts what a user writes for a dtype to its name.
 
     Args:
         dtype: A name, `bfloat16` and float8 among them; anything that `np.dtype` takes; or a dtype of torch, JAX or CuPy.
+        argument: Argument that errors begin with.
 
     Raises:
         TypeError: Not a dtype, or one without a name in the protocol.
@@ -73,7 +74,7 @@ def dtype_name(dtype: object) -> str:
     except TypeError:
         name = ""
     if name not in CODES:
-        raise TypeError(f"{dtype!r} is no dtype that can be sent; expected one of {', '.join(_SERVED)}")
+        raise TypeError(f"{argument}: {dtype!r} is no dtype that can be sent; expected one of {', '.join(_SERVED)}")
     return str(name)
 
 

@@ -149,7 +149,7 @@ def _given(name: str, value: Any) -> _Given:
     if isinstance(value, str):
         if not value.startswith("@"):
             raise TypeError(f"{name}: {value[:64]!r} is neither an array nor the name of a resident tensor, '@…'")
-        return _Given(name, value, resident=tensor_name(value))
+        return _Given(name, value, resident=tensor_name(value, name))
     if isinstance(value, TensorInfo):
         return _Given(name, value, resident=tensor_name(value.name), dtype=value.dtype)
     if isinstance(value, Resident):

@@ -86,10 +86,7 @@ def dtype_of(option: str, text: str | None) -> str | None:
     Raises:
         TypeError: Not a dtype; the message begins with the option.
     """
-    try:
-        return None if text is None else dtype_name(text)
-    except TypeError as error:
-        raise TypeError(f"{option}: {error}") from error
+    return None if text is None else dtype_name(text, option)
 
 
 def number_of(option: str, text: str | None) -> int | float | None:

@@ -64,6 +64,7 @@ class Client(ProgramCalls):
     ) -> None:
         self._base_url = wire.checked_url(base_url)
         wire.check_timeout(timeout)
+        wire.check_retries(max_retries)
         self._max_retries = max_retries
         super().__init__(Rules.of(cast))
         shared = wire.client_headers(api_key, headers)

@@ -70,7 +70,7 @@ class Rules:
         Raises:
             TypeError: `cast` is no dtype.
         """
-        return cls(None if cast is None else dtype_name(cast))
+        return cls(None if cast is None else dtype_name(cast, "cast"))
 
     def copied(self, operands: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> list[Any]:
         """Returns the arrays and lists among operands and options that may be converted or copied before they are sent."""
@@ -100,7 +100,7 @@ class Rules:
         """
         options = {name: value for name, value in options.items() if value is not None}
         if "out_dtype" in options:
-            options["out_dtype"] = dtype_name(options["out_dtype"])
+            options["out_dtype"] = dtype_name(options["out_dtype"], "out_dtype")
         inputs = {**operands, **{name: options.pop(name) for name in OPTIONAL_OPERANDS if name in options}}
         prepared = prepare(op, inputs, cast=self.cast, out_dtype=options.get("out_dtype"))
         for name in prepared.dropped:
@@ -317,10 +317,12 @@ def _call(
     query = {name: _text(value) for name, value in options.items() if name not in _HEADERS}
     query |= {name: f"@{resident}" for name, resident in prepared.residents.items()}
     if store is not None:
-        query["store"] = f"@{tensor_name(store)}"
+        query["store"] = f"@{tensor_name(store, 'store')}"
     headers = _key_of(prepared.residents) | _condition(options.get("if_match"))
     if options.get("request_id"):
-        headers["X-Request-Id"] = str(options["request_id"])
+        headers["X-Request-Id"] = request_id = str(options["request_id"])
+        if not request_id.isascii():
+            raise ValueError(f"request_id: expected ASCII letters only; got {request_id[:64]!r}")
     timeout_ms = options.get("timeout_ms")
     if timeout_ms is not None:
         if not isinstance(timeout_ms, int | float | np.integer | np.floating):

@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 # As the contract bounds them.
 MAX_STEPS = 32
 
@@ -106,12 +108,25 @@ class Program:
 def _step_to_dict(step: Step) -> dict[str, Any]:
     document: dict[str, Any] = {"op": step.op, "inputs": dict(step.inputs)}
     if step.options:
-        # JSON has no infinities; the server reads them as text.
-        document["options"] = {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in step.options.items()
-        }
+        document["options"] = {name: _plain(f"{step.op}: {name}", value) for name, value in step.options.items()}
     return {**document, "as": step.outputs[0] if len(step.outputs) == 1 else list(step.outputs)}
+
+
+def _plain(place: str, value: Any) -> Any:
+    """Returns an option as JSON has it.
+
+    Raises:
+        TypeError: JSON has no such value.
+    """
+    if isinstance(value, np.generic | np.ndarray) and not value.ndim:
+        value = value.item()
+    # JSON has no infinities; the server reads them as text.
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # The server refuses lists and objects in words of its own.
+    if value is not None and not isinstance(value, str | int | float | list | dict):
+        raise TypeError(f"{place}: expected a number, a text, True or False; got {value!r}")
+    return value
 
 
 def _spec_of(name: str, document: Any) -> InputSpec:

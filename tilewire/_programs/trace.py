@@ -110,6 +110,10 @@ def record(function: Callable[..., Any], inputs: Mapping[str, InputSpec | tuple[
         raise TypeError(f'{name}: {error}; give each argument its type, as x=("float32", (-1, 768))') from error
     result = function(**{key: Traced(recorder, key, spec.dtype) for key, spec in specs.items()})
     results = _results(result, name)
+    if any(value._recorder is not recorder for value in results.values()):
+        raise TypeError(f"{name}: returns a value of another recording")
+    if not recorder.steps:
+        raise TypeError(f"{name}: returns its inputs as they are; a program has at least one step")
     steps = _fuse(recorder.steps, tuple(value.name for value in results.values()))
     if len(steps) > MAX_STEPS:
         raise ValueError(f"{name}: {len(steps)} steps; a program has at most {MAX_STEPS}")
@@ -169,11 +173,13 @@ class _Recorder:
 
     def _name_of(self, key: str, value: Any, op: str, like: str | None, out_dtype: str | None) -> str:
         if isinstance(value, Traced):
+            if value._recorder is not self:
+                raise TypeError(f"{key}: a value of another recording; give each program its inputs by name")
             return value.name
         if isinstance(value, Resident | TensorInfo):
             return f"@{tensor_name(value.name)}"
         if isinstance(value, str):
-            return f"@{tensor_name(value)}"
+            return f"@{tensor_name(value, key)}"
         try:
             array = HostArray.of(value)
         except (TypeError, ValueError) as error:
@@ -249,7 +255,7 @@ class _RecordedCalls(TensorCalls):
         inputs = {**operands, **{name: options.pop(name) for name in OPTIONAL_OPERANDS if name in options}}
         dtype = next(value.dtype for value in inputs.values() if isinstance(value, Traced))
         if options.get("out_dtype") is not None:
-            dtype = options["out_dtype"] = dtype_name(options["out_dtype"])
+            dtype = options["out_dtype"] = dtype_name(options["out_dtype"], "out_dtype")
         return Answer(self._recorder.record_op(op, inputs, dtype, **options), None, None, None, {})
 
 
@@ -282,7 +288,7 @@ class Traced:
         precision: Precision | None = None,
     ) -> Traced:
         """Records activation(self @ other + bias)."""
-        asked = None if out_dtype is None else dtype_name(out_dtype)
+        asked = None if out_dtype is None else dtype_name(out_dtype, "out_dtype")
         dtype = asked or _dtype_of_product(self.dtype)
         inputs = {"a": self, "b": other, "bias": bias}
         options = {"activation": activation, "transpose_b": transpose_b, "out_dtype": asked, "precision": precision}
@@ -379,7 +385,7 @@ class Traced:
         return self._recorder.step("matmul", {"a": other, "b": self}, _dtype_of_product(self.dtype))
 
     def __add__(self, other: Any) -> Traced:
-        if isinstance(other, Real):
+        if isinstance(other, Real) and self._is_scaled:
             return self._affine(1.0, float(other))
         return self._recorder.step("add", {"a": self, "b": other}, self.dtype)
 
@@ -387,12 +393,12 @@ class Traced:
         return self.__add__(other)
 
     def __sub__(self, other: Any) -> Traced:
-        if isinstance(other, Real):
+        if isinstance(other, Real) and self._is_scaled:
             return self._affine(1.0, -float(other))
         return self._recorder.step("add", {"a": self, "b": other}, self.dtype, alpha=-1)
 
     def __rsub__(self, other: Any) -> Traced:
-        if isinstance(other, Real):
+        if isinstance(other, Real) and self._is_scaled:
             return self._affine(-1.0, float(other))
         return self._recorder.step("add", {"a": other, "b": self}, self.dtype, alpha=-1)
 
@@ -405,7 +411,7 @@ class Traced:
         return self.__mul__(other)
 
     def __truediv__(self, other: Any) -> Traced:
-        if isinstance(other, Real):
+        if isinstance(other, Real) and other != 0:
             return self._affine(1.0 / float(other), 0.0)
         return self.pointwise("div", other)
 
@@ -473,6 +479,11 @@ class Traced:
         if function is np.clip:
             return _clipped(*args, **options)
         raise TypeError(f"no op computes np.{function.__name__} in a program")
+
+    @property
+    def _is_scaled(self) -> bool:
+        """Whether numbers are added by `pointwise`. It takes no integers and no float64: for those they are constants."""
+        return self.dtype is None or self.dtype in DTYPES["pointwise"]
 
     def _affine(self, scale: float, shift: float) -> Traced:
         # The one function whose inverse is exact: fn · scale + shift with fn = -x.
@@ -543,7 +554,7 @@ def _spec(name: str, given: InputSpec | tuple[Any, Any]) -> InputSpec:
         sizes = tuple(operator.index(size) for size in shape)
     except (TypeError, ValueError):
         raise TypeError(f'{name}: expected dtype and shape, as {name}=("float32", (-1, 768))') from None
-    return InputSpec(dtype_name(dtype), sizes)
+    return InputSpec(dtype_name(dtype, name), sizes)
 
 
 def _results(result: Any, name: str) -> dict[str, Traced]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from numbers import Real
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -201,6 +202,19 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def check_retries(max_retries: object) -> None:
+    """Checks a number of retries.
+
+    Raises:
+        TypeError: No number.
+        ValueError: Below 0.
+    """
+    if not isinstance(max_retries, Real):
+        raise TypeError(f"max_retries: expected a number; got {max_retries!r}")
+    if not float(max_retries) >= 0:
+        raise ValueError(f"max_retries: expected 0 or more; got {max_retries!r}")
+
+
 def check_timeout(timeout: object) -> None:
     """Checks a number of seconds; None and httpx's own object are taken as they are.
 
@@ -226,12 +240,25 @@ def proxy_of(url: str) -> str | None:
 
 
 def client_headers(api_key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the headers that every request of a client carries; the user's win."""
+    """Returns the headers that every request of a client carries; the user's win.
+
+    Raises:
+        TypeError: Not texts by name.
+        ValueError: A text that no header can have.
+    """
     # Compressing tensors costs more than the network saves.
     own = {"Accept-Encoding": "identity"}
     if api_key is not None:
         own["Authorization"] = f"Bearer {api_key}"
-    return {**own, **(headers or {})}
+    given = {} if headers is None else headers
+    if not isinstance(given, Mapping) or not all(isinstance(one, str) for pair in given.items() for one in pair):
+        # Not repeated: logs keep messages.
+        raise TypeError("headers: expected texts by name, as {'X-Team': 'search'}")
+    own |= given
+    for name, value in own.items():
+        if not f"{name}{value}".isascii():
+            raise ValueError(f"{name}: a header has ASCII letters only")
+    return own
 
 
 def unreachable(base_url: object, error: Exception) -> str:

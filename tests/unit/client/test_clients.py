@@ -492,8 +492,12 @@ def test_waiting_for_ready(call: Call, server: SpeakingServer) -> None:
 
 @pytest.mark.parametrize("name", ["", "a//b", "../a", "a/../b", "/a", "a/", "a b", "@", "ü", "a/./b"])
 def test_names_that_cannot_be(call: Call, server: SpeakingServer, name: str) -> None:
-    with pytest.raises(ValueError, match="cannot name a tensor"):
+    with pytest.raises(ValueError, match=r"name: .* cannot name a tensor"):
         call("get", name)
+    with pytest.raises(ValueError, match=r"a: .* cannot name a tensor"):
+        call("add", f"@{name}", EYE)
+    with pytest.raises(ValueError, match=r"store: .* cannot name a tensor"):
+        call("add", EYE, EYE, store=name)
     assert server.requests == []
 
 
@@ -664,6 +668,11 @@ def test_a_transport_that_cannot_be_pickled_says_so(server: SpeakingServer) -> N
         ({"timeout": float("inf")}, ValueError, "timeout: .*None for no limit; got inf"),
         ({"timeout": float("nan")}, ValueError, "timeout: "),
         ({"timeout": "60"}, TypeError, "timeout: expected seconds"),
+        ({"max_retries": "2"}, TypeError, "max_retries: expected a number; got '2'"),
+        ({"max_retries": -1}, ValueError, "max_retries: expected 0 or more; got -1"),
+        ({"headers": {"X-Team": 1}}, TypeError, "headers: expected texts by name"),
+        ({"headers": [("X-Team", "a")]}, TypeError, "headers: expected texts by name"),
+        ({"headers": {"X-Team": "\u2603"}}, ValueError, "X-Team: a header has ASCII letters only"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -672,6 +681,16 @@ def test_settings_that_cannot_be(
     with pytest.raises(error, match=words) as raised:
         kind(**settings)
     assert "geheim" not in str(raised.value)
+
+
+def test_the_argument_is_named(call: Call, server: SpeakingServer) -> None:
+    with pytest.raises(TypeError, match="store: expected a text, got 3"):
+        call("add", EYE, EYE, store=3)
+    with pytest.raises(TypeError, match="out_dtype: 'flaot' is no dtype"):
+        call("add", EYE, EYE, out_dtype="flaot")
+    with pytest.raises(ValueError, match="request_id: expected ASCII letters only"):
+        call("add", EYE, EYE, request_id="\u2603")
+    assert not server.requests
 
 
 @pytest.mark.parametrize("method", ["put", "get", "head", "delete", "program"])

@@ -408,6 +408,7 @@ def test_a_default_stands_for_an_argument_without_a_name(client: Any) -> None:
     [
         (lambda x: {"y": 3}, "expected it to return recorded values"),
         (lambda x: {}, "expected it to return recorded values"),
+        (lambda x: x, "returns its inputs as they are; a program has at least one step"),
         (lambda x: np.sin(x), "no op computes np.sin"),
         (lambda x: np.cumsum(x), "no op computes np.cumsum"),
         (lambda x: x**3, "no op computes the power 3 in a program; those of 2, 0.5 and -0.5"),
@@ -531,6 +532,53 @@ def test_a_replaced_program_whose_answer_was_lost_keeps_its_constants(client: An
         wait(client.trace(lambda x: x @ (2 * W), name="net", x=SPEC))
     server.loses = lambda request: False
     np.testing.assert_allclose(wait(client.programs["net"](x=X)), X @ (2 * W), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: x.pointwise("neg", scale=np.float32(2), shift=np.array(1)), 1 - 2 * X),
+        (lambda x: x.add(x, alpha=np.int64(2)), 3 * X),
+        (lambda x: x.reduce("sum", keepdims=np.bool_(True)), X.sum(keepdims=True)),
+    ],
+)
+def test_options_are_numbers_of_numpy(client: Any, function: Any, expected: Any) -> None:
+    np.testing.assert_allclose(wait(wait(client.trace(function, name="f", x=SPEC))(x=X)), expected, rtol=1e-5)
+
+
+def test_an_option_that_json_lacks_is_named(client: Any) -> None:
+    with pytest.raises(TypeError, match="add: alpha: expected a number, a text, True or False; got 2j"):
+        wait(client.trace(lambda x: x.add(x, alpha=2j), name="f", x=SPEC))
+
+
+def test_a_value_of_another_recording_is_no_value_of_this_one(client: Any) -> None:
+    kept: list[Any] = []
+
+    def keeping(x: Any) -> Any:
+        kept.append(x + 1)
+        return x * 2
+
+    wait(client.trace(keeping, name="f", x=SPEC))
+    with pytest.raises(TypeError, match="b: a value of another recording"):
+        wait(client.trace(lambda x: x + kept[0], name="g", x=SPEC))
+    with pytest.raises(TypeError, match="g: returns a value of another recording"):
+        wait(client.trace(lambda x: kept[0], name="g", x=SPEC))
+
+
+def test_division_by_zero_is_that_of_numpy(client: Any) -> None:
+    # The server of these tests divides in this process, too.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        divided = wait(wait(client.trace(lambda x: x / 0, name="f", x=SPEC))(x=X))
+        np.testing.assert_array_equal(divided, X / np.float32(0))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64"])
+def test_numbers_are_added_to_every_dtype_of_add(client: Any, dtype: str) -> None:
+    x = np.array([1, -2, 3], dtype)
+    kept = wait(client.trace(lambda x: (x + 2, 2 + x, x - 2, 2 - x), name="f", x=(dtype, (-1,))))
+    for found, expected in zip(wait(kept(x=x)).values(), (x + 2, 2 + x, x - 2, 2 - x), strict=True):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_code_without_a_name(client: Any, server: SpeakingServer) -> None:
