@@ -9,6 +9,7 @@ import os
 import stat
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -75,6 +76,28 @@ class Source:
         raise ValueError(f"expected a file that ends in {', '.join(_SUFFIXES)}")
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a place to write a file at, which gets its name when the block ends. A block that fails leaves nothing.
+
+    Raises:
+        OSError: The file cannot be written; the error names `path`.
+    """
+    partial = _partial_of(path)
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def _partial_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
 class CannotWriteError(Exception):
     """A file cannot be written. Transports take an `OSError` for a broken connection, so this is none.
 
@@ -102,7 +125,7 @@ class Destination:
     def __post_init__(self) -> None:
         if self.path.suffix not in _CONTENT_TYPES:
             raise ValueError(f"{self.path}: expected a file that ends in {', '.join(_CONTENT_TYPES)}")
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        self._partial = _partial_of(self.path)
 
     @property
     def content_type(self) -> str:

@@ -9,14 +9,15 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
 
 from tilewire import _output
 from tilewire._arrays.dtypes import dtype_name
-from tilewire._arrays.files import Source
+from tilewire._arrays.files import Source, replacing
 from tilewire._arrays.host import HostArray, to_safetensors
 from tilewire._arrays.operands import DtypeNotTaken
 from tilewire._clients.client import Client
@@ -237,7 +238,7 @@ def show(answer: Answer, out: Path | None, *, is_json: bool) -> None:
 
 
 def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
-    """Writes arrays to a file whose ending says the format.
+    """Writes arrays to a file whose ending says the format. It is replaced whole or not at all.
 
     Raises:
         OSError: It cannot be written.
@@ -246,22 +247,33 @@ def write(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     foreign = [array.dtype.name for array in arrays.values() if array.dtype.kind == "V"]
     if foreign and path.suffix in (".npy", ".npz"):
         raise ValueError(f"{path}: {path.suffix} files carry no {foreign[0]}; write .safetensors")
-    if path.suffix == ".npy" and len(arrays) == 1:
-        np.save(path, next(iter(arrays.values())), allow_pickle=False)
-    elif path.suffix == ".npz":
-        _write_npz(path, arrays)
-    elif path.suffix == ".safetensors":
-        path.write_bytes(b"".join(to_safetensors({name: HostArray.of(array) for name, array in arrays.items()})))
-    elif path.suffix == ".json":
-        path.write_text(json.dumps({name: array.tolist() for name, array in arrays.items()}), encoding="utf-8")
-    else:
-        many = " for several outputs" if len(arrays) > 1 else ", .npy"
-        raise ValueError(f"{path}: expected a file that ends in .npz, .safetensors, .json{many}")
+    writers = {".npz": _write_npz, ".safetensors": _write_safetensors, ".json": _write_json}
+    if len(arrays) == 1:
+        writers[".npy"] = _write_npy
+    if path.suffix not in writers:
+        many = " for several outputs" if len(arrays) > 1 else ""
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(writers)}{many}")
+    with replacing(path) as partial, partial.open("wb") as file:
+        writers[path.suffix](file, arrays)
 
 
-def _write_npz(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+def _write_safetensors(file: BinaryIO, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    file.writelines(to_safetensors({name: HostArray.of(array) for name, array in arrays.items()}))
+
+
+def _write_json(file: BinaryIO, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    file.write(json.dumps({name: array.tolist() for name, array in arrays.items()}).encode())
+
+
+def _write_npy(file: BinaryIO, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+    # Through a method: what NumPy itself writes to a file fails without the system's reason.
+    into: Any = SimpleNamespace(write=file.write)
+    np.lib.format.write_array(into, next(iter(arrays.values())), allow_pickle=False)
+
+
+def _write_npz(file: BinaryIO, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
     """Writes an npz: `np.savez` takes no array that is called `file` or `allow_pickle`, as its own arguments are."""
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

@@ -18,6 +18,7 @@ STEP_BYTES = 2**22
 _READ_BYTES = 2**14
 _MAX_HEAD_BYTES = 2**16
 _END_OF_HEAD = b"\r\n\r\n"
+_BEGIN_OF_HEAD = b"HTTP/"
 
 # Yields memory to receive into, is sent how many bytes came, 0 for the end of the connection, and returns what it read.
 Reading = Generator[memoryview, int, T]
@@ -71,11 +72,13 @@ class _Answer:
             if len(self._rest) > _MAX_HEAD_BYTES:
                 raise http.client.LineTooLong("head")
             yield from self._more()
+            if not _BEGIN_OF_HEAD.startswith(self._rest[: len(_BEGIN_OF_HEAD)]):
+                raise _no_status(bytes(self._rest[:24]))
         first, *lines = self._rest[:end].decode("latin-1").split("\r\n")
         del self._rest[: end + len(_END_OF_HEAD)]
         words = first.split(None, 2)
         if len(words) < 2 or not words[0].startswith("HTTP/") or not words[1].isdecimal():
-            raise http.client.BadStatusLine(first)
+            raise _no_status(first.encode("latin-1")[:24])
         by_name: dict[str, str] = {}
         for line in lines:
             name, _, value = line.partition(":")
@@ -146,6 +149,12 @@ class _Answer:
             raise http.client.RemoteDisconnected("the server closed the connection without an answer")
         self._rest += self._space[:count]
         return count > 0
+
+
+def _no_status(begin: bytes) -> http.client.BadStatusLine:
+    return http.client.BadStatusLine(
+        f"the answer is no HTTP/1.1: it begins with {begin!r}; is this the address of a Tilewire server?"
+    )
 
 
 def _size_of(line: bytes) -> int:

@@ -83,6 +83,8 @@ def test_some_answers_have_no_body(method: str, status: int) -> None:
         (CHUNKED.replace(b"2;x", b";x"), http.client.HTTPException),
         (CHUNKED.replace(b"2;x", b"0x2;x"), http.client.HTTPException),
         (b"SSH-2.0-OpenSSH\r\n\r\n", http.client.BadStatusLine),
+        # As a gRPC port answers: the end of a line may never come.
+        (b"\0\0\x18\x04\0\0\0", http.client.BadStatusLine),
         (b"HTTP/1.1\r\n\r\n", http.client.BadStatusLine),
         (b"HTTP/1.1 two hundred\r\n\r\n", http.client.BadStatusLine),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 2**17, http.client.LineTooLong),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -189,6 +190,22 @@ def test_outputs_may_have_any_name_in_an_npz(tmp_path: Path) -> None:
         assert members.files == list(arrays)
         for name, array in arrays.items():
             np.testing.assert_array_equal(members[name], array)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".json"])
+def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"r{suffix}"
+    write(path, {"out": X})
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, limits[1]))
+    try:
+        with pytest.raises(OSError, match=rf"File too large: '.*r\{suffix}'"):
+            write(path, {"out": np.ones(2**12, np.float32)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
