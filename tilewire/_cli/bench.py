@@ -138,7 +138,7 @@ def bench(
         if name not in dtypes_of(op):
             raise ValueError(f"--dtype: {op} does not take {name}; it takes {', '.join(dtypes_of(op))}")
         load = Load(target, key, op, rows, columns, name, connections, seconds)  # type: ignore[arg-type]
-        with _ended_by_sigterm():
+        with _ended_by_signals():
             report = describe(load, measure(client, load))
     if is_json:
         print_json(report)
@@ -161,7 +161,9 @@ def measure(client: Client, load: Load) -> Outcome:
         total = Outcome()
         # Spawned: a fork of a process with threads and sockets may stand still.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(num_processes, mp_context=context) as pool:
+        # A terminal sends Ctrl-C to them, too: this process ends them.
+        deaf = (signal.SIGINT, signal.SIG_IGN)
+        with ProcessPoolExecutor(num_processes, context, initializer=signal.signal, initargs=deaf) as pool:
             for outcome in pool.map(send, [load] * num_processes, shares):
                 total.add(outcome)
         return total
@@ -171,19 +173,20 @@ def measure(client: Client, load: Load) -> Outcome:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM end the run in order, so that the weight does not stay on the server."""
+def _ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C end the run at once and in order, so that the weight does not stay on the server."""
 
     def end(number: int, _frame: object) -> None:
         for process in multiprocessing.active_children():
             process.terminate()
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def send(load: Load, num_connections: int) -> Outcome:

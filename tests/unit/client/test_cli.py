@@ -433,9 +433,15 @@ def weights_of(server: SpeakingServer) -> set[str]:
     return {name for name in sent if name.startswith("@tilewire-bench/")}
 
 
-def test_a_bench_that_is_terminated_leaves_no_weight_and_disturbs_no_other(url: str, server: SpeakingServer) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_bench_that_is_ended_leaves_no_weight_and_disturbs_no_other(
+    url: str, server: SpeakingServer, number: signal.Signals
+) -> None:
     command = [sys.executable, "-m", "tilewire", "bench", url, "--rows", "2", "--columns", "4", "-c", "1", "-s", "60"]
-    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+        for _ in range(2)
+    ]
     try:
         end_s = time.monotonic() + 60
         while len(weights_of(server)) < 2:
@@ -443,13 +449,14 @@ def test_a_bench_that_is_terminated_leaves_no_weight_and_disturbs_no_other(url: 
             time.sleep(0.05)
         assert {f"@{name}" for name in server.tensors} == weights_of(server)
         for process in running:
-            process.terminate()
+            # As a terminal sends Ctrl-C, to the processes of the run too; SIGTERM comes to the command alone.
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         ended = [(process.communicate(timeout=30)[1], process.returncode) for process in running]
     finally:
         for process in running:
             process.kill()
             process.wait()
-    assert [status for _, status in ended] == [128 + signal.SIGTERM] * 2
+    assert [status for _, status in ended] == [128 + number] * 2
     assert not [text for text, _ in ended if b"Traceback" in text]
     assert server.tensors == {}
 
