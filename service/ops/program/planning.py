@@ -6,18 +6,19 @@ Also decides at the time of the upload whether a program can work at all, as far
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from tilewire.service.errors import BeyondLimit, InvalidRequest, TilewireError
-from tilewire.service.ops.op import Limits, Plan, TensorType
+from tilewire.service.ops.op import MAX_DIM, Limits, Plan, TensorType
 from tilewire.service.ops.planning import plan
 from tilewire.service.ops.program.definition import ANY, RESIDENT, Program, Step
 
 # Intermediate values begin at multiples of this many bytes, as allocations of a device do.
 ALIGN_BYTES = 256
-# Most assignments of sizes to the -1s of a step's operands that are tried; beyond, all are given the same size.
+# Most assignments of sizes to the -1s of a step's operands that are tried; beyond, those of equal sizes and a sample of others.
 MAX_ASSIGNMENTS = 512
 # Most steps that are planned for one upload: a step takes some 10 µs.
 MAX_PLANS = 2**14
@@ -150,7 +151,7 @@ def infer_types(program: Program, residents: Mapping[str, TensorType], limits: L
     """Returns dtype and shape of the values of a program that can work, with -1 for each size that may vary.
 
     A size counts as known that comes out the same whether small sizes are tried first or large ones, one larger than all
-    that are named among them. Where not every assignment can be tried, none counts.
+    that are named among them. Limits do not keep the large ones small. Where not every assignment can be tried, none counts.
 
     Raises:
         InvalidRequest: Raised by `check_possible`.
@@ -158,7 +159,8 @@ def infer_types(program: Program, residents: Mapping[str, TensorType], limits: L
     """
     sizes = _sizes_of(program, residents)
     sizes.append(2 * sizes[-1] + 1)
-    searches = [_SizeSearch(program, limits, order) for order in (sizes, sizes[::-1])]
+    unlimited = Limits(limits.max_rank, max_elements=MAX_DIM, max_result_bytes=MAX_DIM)
+    searches = [_SizeSearch(program, limits, sizes), _SizeSearch(program, unlimited, sizes[::-1])]
     small, large = (search.run(residents) for search in searches)
     is_thorough = all(search.is_thorough for search in searches)
 
@@ -286,12 +288,10 @@ class _SizeSearch:
         return msgspec.structs.replace(worst, inputs=blamed)
 
     def _sized(self, operands: Mapping[str, TensorType]) -> Iterable[dict[str, TensorType]]:
-        """Operands with every assignment of sizes to their -1s; beyond `MAX_ASSIGNMENTS`, all are given the same size."""
+        """Operands with every assignment of sizes to their -1s; beyond `MAX_ASSIGNMENTS`, with some of them."""
         count = _num_unsized(operands)
         assignments: Iterable[tuple[int, ...]] = (
-            itertools.product(self._sizes, repeat=count)
-            if self._can_try_all(operands)
-            else ((size,) * count for size in self._sizes)
+            itertools.product(self._sizes, repeat=count) if self._can_try_all(operands) else self._sample(count)
         )
         for chosen in assignments:
             left = iter(chosen)
@@ -299,6 +299,12 @@ class _SizeSearch:
                 name: TensorType(one.dtype, tuple(next(left) if dim == ANY else dim for dim in one.shape))
                 for name, one in operands.items()
             }
+
+    def _sample(self, count: int) -> Iterable[tuple[int, ...]]:
+        yield from ((size,) * count for size in self._sizes)
+        # The same for each upload: a program is taken or not whatever came before.
+        generator = random.Random(count)  # noqa: S311  (no secret)
+        yield from (tuple(generator.choices(self._sizes, k=count)) for _ in range(MAX_ASSIGNMENTS))
 
     def _can_try_all(self, operands: Mapping[str, TensorType]) -> bool:
         count: int = len(self._sizes) ** _num_unsized(operands)
