@@ -97,10 +97,11 @@ class Block:
         Raises:
             TypeError: A masked array with masked elements.
         """
-        array = np.ascontiguousarray(HostArray.of(array).data)
-        digest = hashlib.blake2b(f"{array.dtype.name}{array.shape}".encode(), digest_size=_DIGEST_BYTES)
-        digest.update(array.reshape(-1).view(np.uint8).data)
-        return cls(_PREFIX + digest.hexdigest(), array)
+        given = HostArray.of(array)
+        host = HostArray(given.dtype, np.ascontiguousarray(given.data))
+        digest = hashlib.blake2b(f"{host.dtype}{host.shape}".encode(), digest_size=_DIGEST_BYTES)
+        digest.update(host.data.reshape(-1).view(np.uint8).data)
+        return cls(_PREFIX + digest.hexdigest(), host.numpy())
 
 
 def matmul(a: da.Array, b: da.Array, services: Services, *, precision: str | None = None) -> da.Array:

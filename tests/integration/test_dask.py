@@ -8,6 +8,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import ml_dtypes
 import numpy as np
 import pytest
 from dask.callbacks import Callback
@@ -117,7 +118,15 @@ def test_blocks_are_uploaded_once_each_to_its_home(fleet: list[Replica], service
         assert block.name in residents([holder])
 
 
-@pytest.mark.parametrize(("dtype", "result"), [(np.float16, np.float16), (np.int8, np.int32), (np.float32, np.float32)])
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        (np.float16, np.float16),
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+        (np.int8, np.int32),
+        (np.float32, np.float32),
+    ],
+)
 def test_dtypes_of_a_product(services: td.Services, dtype: Any, result: Any) -> None:
     a, b = integers((64, 96), 5, dtype), integers((96, 32), 6, dtype)
     # Blocks of different sizes, and rows of b that are cut elsewhere than columns of a.

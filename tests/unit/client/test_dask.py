@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -54,6 +55,16 @@ def test_what_no_service_takes(call: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words) as raised:
         call(da.ones((2, 2)))
     assert "cast" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.int8])
+def test_a_block_keeps_its_dtype(dtype: Any) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype).T
+    block = td.Block.of(array)
+    assert block.array.dtype == dtype
+    np.testing.assert_array_equal(block.array, array)
+    # Other elements have another name, also of the same bytes.
+    assert block.name != td.Block.of(array.view(np.uint8 if dtype is np.int8 else np.uint16)).name
 
 
 def test_blocks_of_the_same_bytes_in_another_byte_order_are_others() -> None:
