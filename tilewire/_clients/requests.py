@@ -321,8 +321,7 @@ def _call(
     headers = _key_of(prepared.residents) | _condition(options.get("if_match"))
     if options.get("request_id"):
         headers["X-Request-Id"] = request_id = str(options["request_id"])
-        if not request_id.isascii():
-            raise ValueError(f"request_id: expected ASCII letters only; got {request_id[:64]!r}")
+        wire.check_header("request_id", request_id)
     timeout_ms = options.get("timeout_ms")
     if timeout_ms is not None:
         if not isinstance(timeout_ms, int | float | np.integer | np.floating):

@@ -41,7 +41,7 @@ class HeadWriter:
     def head_of(self, call: Call) -> bytes:
         """Returns the head of a request."""
         lines = [f"{call.method} {self._prefix}{call.target} HTTP/1.1"]
-        lines += [f"{name}: {_line(name, value)}" for name, value in {**self._headers, **call.headers}.items()]
+        lines += [f"{name}: {value}" for name, value in {**self._headers, **call.headers}.items()]
         return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
@@ -154,12 +154,6 @@ class SocketTransport:
                 raise
             raise broken from error
         return reply, is_kept and broken is None
-
-
-def _line(name: str, value: str) -> str:
-    if "\r" in value or "\n" in value:
-        raise ValueError(f"{name}: a header has one line; got {value[:64]!r}")
-    return value
 
 
 def is_readable(connection: socket.socket) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from numbers import Real
 from typing import Any, Protocol, TypeVar
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
@@ -39,6 +39,9 @@ _HINTS = {
     # The same since OpenSSL 3.2.
     "RECORD_LAYER_FAILURE": "is it a server of http:// rather than https://?",
 }
+# What names a header, by RFC 9110, section 5.6.2.
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_PATH = re.compile("[!-~]*")
 _TIMING = re.compile(r"\s*([\w-]+)\s*;(?:[^,]*;)?\s*dur=([0-9.]+)")
 
 Progress = Callable[[int, int], None]
@@ -199,6 +202,8 @@ def checked_url(url: str) -> str:
         raise ValueError(f"{url!r} names no host; type 'http://127.0.0.1:8000'")
     if "?" in url or "#" in url:
         raise ValueError(f"{url!r} has a query or a fragment; type {re.split('[?#]', url, maxsplit=1)[0]!r}")
+    if _PATH.fullmatch(parts.path) is None:
+        raise ValueError(f"{url!r} has a path that HTTP cannot carry; type {quote(url, safe='%:/[]')!r}")
     return url.rstrip("/")
 
 
@@ -256,9 +261,20 @@ def client_headers(api_key: str | None, headers: Mapping[str, str] | None) -> di
         raise TypeError("headers: expected texts by name, as {'X-Team': 'search'}")
     own |= given
     for name, value in own.items():
-        if not f"{name}{value}".isascii():
-            raise ValueError(f"{name}: a header has ASCII letters only")
+        if _TOKEN.fullmatch(name) is None:
+            raise ValueError(f"headers: {name[:64]!r} cannot name a header")
+        check_header(name, value)
     return own
+
+
+def check_header(argument: str, value: str) -> None:
+    """Checks that a header can have a value, which is not repeated: logs keep messages.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not (value.isascii() and value.isprintable()):
+        raise ValueError(f"{argument}: a header has one line of printable ASCII letters")
 
 
 def unreachable(base_url: object, error: Exception) -> str:

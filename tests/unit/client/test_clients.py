@@ -660,6 +660,7 @@ def test_a_transport_that_cannot_be_pickled_says_so(server: SpeakingServer) -> N
     [
         ({"base_url": None}, TypeError, "base_url: expected an address"),
         ({"base_url": "http://h?a=1"}, ValueError, "has a query or a fragment; type 'http://h'"),
+        ({"base_url": "http://h:1/p q"}, ValueError, "has a path that HTTP cannot carry; type 'http://h:1/p%20q'"),
         ({"base_url": "http://h/p#a"}, ValueError, "has a query or a fragment; type 'http://h/p'"),
         ({"base_url": "http://me:geheim@h"}, ValueError, "holds a name or a password"),
         ({"base_url": "https://me:geheim@[::1"}, ValueError, "holds a name or a password"),
@@ -672,7 +673,10 @@ def test_a_transport_that_cannot_be_pickled_says_so(server: SpeakingServer) -> N
         ({"max_retries": -1}, ValueError, "max_retries: expected 0 or more; got -1"),
         ({"headers": {"X-Team": 1}}, TypeError, "headers: expected texts by name"),
         ({"headers": [("X-Team", "a")]}, TypeError, "headers: expected texts by name"),
-        ({"headers": {"X-Team": "\u2603"}}, ValueError, "X-Team: a header has ASCII letters only"),
+        ({"headers": {"X-Team": "\u2603"}}, ValueError, "X-Team: a header has one line of printable ASCII letters"),
+        ({"headers": {"X-Team": "geheim\r\nX-Other: b"}}, ValueError, "X-Team: a header has one line"),
+        ({"headers": {"X Team": "geheim"}}, ValueError, "headers: 'X Team' cannot name a header"),
+        ({"api_key": "geheim\nX-Other: b"}, ValueError, "Authorization: a header has one line"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -688,8 +692,9 @@ def test_the_argument_is_named(call: Call, server: SpeakingServer) -> None:
         call("add", EYE, EYE, store=3)
     with pytest.raises(TypeError, match="out_dtype: 'flaot' is no dtype"):
         call("add", EYE, EYE, out_dtype="flaot")
-    with pytest.raises(ValueError, match="request_id: expected ASCII letters only"):
-        call("add", EYE, EYE, request_id="\u2603")
+    for request_id in ("\u2603", "a\r\nX-Other: b", "a\0"):
+        with pytest.raises(ValueError, match="request_id: a header has one line"):
+            call("add", EYE, EYE, request_id=request_id)
     assert not server.requests
 
 
