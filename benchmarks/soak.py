@@ -10,11 +10,13 @@ calls are entries of `CALLS` in `benchmarks/soak_calls.py`, further attacks of `
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
@@ -22,19 +24,22 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.machine import describe
-from benchmarks.soak_calls import upload
+from benchmarks.soak_calls import keyed, upload
 from benchmarks.soak_clients import MAX_KEPT, Client, Honest, Hostile, Leaver, Slow, Tally
 from benchmarks.soak_watch import Killer, Watcher
+from tests.support.api_keys import entry, keys_file
 from tests.support.exposition import is_idle, settles
 from tests.support.live_server import LiveServer, serving
 from tests.support.raw_http import RawConnection, head
 from tests.support.tensor_bodies import encode
+from tests.support.tls_server import make_certificates
 from tilewire.service.gateway.request.template import MAX_HEADS
 
 FLAGS = (
     *("--gateways", "2", "--arena-bytes", "256MiB", "--max-body-bytes", "32MiB", "--max-result-bytes", "32MiB"),
-    *("--body-timeout-s", "10"),
+    *("--body-timeout-s", "10", "--allow-shared-memory"),
 )
+RIGHTS = 'ops = ["*"]\nread = ["*"]\nwrite = ["*"]\nshared_memory = true'
 STOP_S = 60.0
 # Longest wait for outages past the time, and time between looks.
 OUTAGES_S, LOOK_S = 90.0, 0.2
@@ -44,6 +49,24 @@ KILL_EVERY_S = 60.0
 # Each gateway has one of them with all but a chance of 1 in 100.
 FILLING_CONNECTIONS, FILLING_TIMEOUT_S = 8, 60.0
 PERCENTILES = (50, 99, 99.9)
+
+
+@contextlib.contextmanager
+def soaked_server(folder: Path, *flags: str, is_secure: bool = False) -> Iterator[LiveServer]:
+    """A server to be soaked; a secure one serves HTTPS, to clients with a key.
+
+    Args:
+        folder: For its log, `log`, and its files.
+        flags: Besides `FLAGS`.
+        is_secure: Whether it is a secure one.
+    """
+    tls, key = None, ""
+    if is_secure:
+        certificates, key = make_certificates(folder), secrets.token_urlsafe()
+        tls, file = certificates.context(), keys_file(folder, entry("soak", key, RIGHTS))
+        flags += (*certificates.flags, "--api-keys-file", str(file), "--keyless", "metrics")
+    with serving(folder / "log", *FLAGS, *flags, tls=tls, key=key) as server:
+        yield server
 
 
 def fill_caches(server: LiveServer, num: int = 2 * MAX_HEADS) -> None:
@@ -59,7 +82,8 @@ def fill_caches(server: LiveServer, num: int = 2 * MAX_HEADS) -> None:
             for number in range(num):
                 body, headers = encode("npy", {"x": np.zeros((1 + number % 64, 1 + number // 64 % 64), np.float16)})
                 lines = {**headers, "content_length": str(len(body))}
-                connection.send(head("POST", f"/v1/softmax?timeout_ms={10**6 + number}", **lines) + body)
+                data = head("POST", f"/v1/softmax?timeout_ms={10**6 + number}", **lines) + body
+                connection.send(keyed(data, server.key))
                 assert connection.answer().status == HTTPStatus.OK
 
     with ThreadPoolExecutor(FILLING_CONNECTIONS) as pool:
@@ -155,11 +179,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--kill-every-s", type=float, default=KILL_EVERY_S)
     parser.add_argument("--device", default="cpu", help="of the server: cpu, cpu:0,1, cuda")
+    parser.add_argument("--secure", action="store_true", help="over HTTPS, with an API key")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="the report as JSON")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        with serving(Path(folder, "log"), *FLAGS, "--device", arguments.device) as server:
+        with soaked_server(Path(folder), "--device", arguments.device, is_secure=arguments.secure) as server:
             with server.client() as client:
                 identity = client.get("/v2").json()
             fill_caches(server)

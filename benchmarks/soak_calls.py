@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import httpx
 import numpy as np
 
-from tests.support.oip_bodies import LENGTH, from_answer, to_binary
+from tests.support.oip_bodies import LENGTH, from_answer, text_input, to_binary
 from tests.support.raw_http import Answer, head
+from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import TYPES, Array, decode, encode, from_safetensors
 
 # NumPy reads the header of npy by `ast`, which fails between threads in some releases of Python 3.11.
@@ -30,6 +31,8 @@ WEIGHT_NAME = "soak/weight"
 WEIGHT: Array = (np.arange(64 * 32, dtype=np.float32) % 17 - 8).reshape(64, 32)
 ITEMS_NAME = "soak/items"
 ITEMS: Array = (np.arange(300 * 24, dtype=np.float32) % 7 - 3).reshape(300, 24)
+# The weight once more, as shared memory.
+REGION_NAME = "soak-region"
 PROGRAM_NAME = "soak-best"
 PROGRAM: Mapping[str, object] = {
     "inputs": {"x": {"dtype": "float32", "shape": [-1, len(WEIGHT)]}},
@@ -72,6 +75,12 @@ def call(
 ) -> Call:
     """A call with its length."""
     return Call(name, head(method, target, content_length=str(len(body)), **headers) + body, check, status)
+
+
+def keyed(data: bytes, key: str) -> bytes:
+    """A request with an API key as its first header; without a key as it is."""
+    line, _, rest = data.partition(b"\r\n")
+    return b"%s\r\nauthorization: Bearer %s\r\n%s" % (line, key.encode(), rest) if key else data
 
 
 def integers(rng: Rng, shape: Sequence[int], dtype: str = "float32") -> Array:
@@ -156,12 +165,25 @@ def _add_large(rng: Rng) -> Call:
 def _infer(rng: Rng) -> Call:
     a, b = integers(rng, (2, _size(rng), 8)), integers(rng, (8, 5))
     body, headers = to_binary({"a": a, "b": b}, parameters={"binary_data_output": True})
+    return call("infer", "POST", "/v2/models/matmul/infer", body, headers, _infers(a @ b))
+
+
+def _infers(expected: Array) -> Check:
+    """Whether the only output of an answer of the protocol is this."""
 
     def check(answer: Answer) -> bool:
         _, out = from_answer(answer.body, answer.headers.get(LENGTH.lower()))
-        return bool(np.array_equal(out, a @ b))
+        return bool(np.array_equal(out, expected))
 
-    return call("infer", "POST", "/v2/models/matmul/infer", body, headers, check)
+    return check
+
+
+def _infer_shared(rng: Rng) -> Call:
+    a = integers(rng, (_size(rng), len(WEIGHT)))
+    region = {"shared_memory_region": REGION_NAME, "shared_memory_byte_size": WEIGHT.nbytes}
+    b = {"name": "b", "datatype": "FP32", "shape": list(WEIGHT.shape), "parameters": region}
+    body = json.dumps({"inputs": [text_input("a", a), b]}).encode()
+    return call("infer by shared memory", "POST", "/v2/models/matmul/infer", body, {}, _infers(a @ WEIGHT))
 
 
 def _search(rng: Rng) -> Call:
@@ -255,6 +277,7 @@ CALLS: dict[Maker, int] = {
     _add: 15,
     _add_large: 2,
     _infer: 10,
+    _infer_shared: 5,
     _search: 8,
     _topk: 5,
     _reduce: 5,
@@ -281,6 +304,9 @@ def upload(client: httpx.Client) -> None:
         body, headers = encode("npy", {"x": tensor})
         client.put(f"/v1/tensors/{name}", content=body, headers=headers).raise_for_status()
     client.put(f"/v1/programs/{PROGRAM_NAME}", json=PROGRAM).raise_for_status()
+    with shared_object(WEIGHT.tobytes()) as path:
+        region = {"key": f"/{path.name}", "offset": 0, "byte_size": WEIGHT.nbytes}
+        client.post(f"/v2/systemsharedmemory/region/{REGION_NAME}/register", json=region).raise_for_status()
 
 
 class Residents:

@@ -10,11 +10,11 @@ import time
 import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.soak_calls import Call, Residents, Rng, draw
+from benchmarks.soak_calls import Call, Residents, Rng, draw, keyed
 from benchmarks.soak_watch import Killer
 from tests.support.live_server import LiveServer
 from tests.support.raw_http import Answer, ConnectionEnded, RawConnection, head
@@ -26,6 +26,8 @@ TIMEOUT_S = 30.0
 BACK_OFF_S = 0.05
 TOO_MANY, INTERNAL, UNAVAILABLE = 429, 500, 503
 WRITE_SHARE, READ_SHARE = 0.06, 0.12
+# Of the attacks where clients have a key.
+KEYED_SHARE = 0.5
 MAX_KEPT = 50
 
 
@@ -109,6 +111,10 @@ class Client(threading.Thread):
         """A connection of its own."""
         return RawConnection(self.server.connect(timeout_s))
 
+    def keyed(self, call: Call) -> Call:
+        """The call with the key of the server's clients."""
+        return replace(call, data=keyed(call.data, self.server.key))
+
     def judge(self, status: int, text: str, began_s: float) -> None:
         """Counts an answer to what was not meant to be answered well: any but 500 will do."""
         self.tally.add(f"{type(self).__name__.lower()}: {status}")
@@ -137,7 +143,7 @@ class Honest(Client):
             call = draw(self.rng)
         is_done = False
         try:
-            is_done = self._send(call)
+            is_done = self._send(self.keyed(call))
         finally:
             ended(is_done)
 
@@ -192,7 +198,7 @@ class Leaver(Client):
 
     def act(self) -> None:
         """One connection."""
-        call = draw(self.rng)
+        call = self.keyed(draw(self.rng))
         with self.connect(0.3) as connection, contextlib.suppress(TimeoutError):
             cut = int(self.rng.integers(1, len(call.data) + 1)) if self.rng.random() < 0.7 else len(call.data)
             connection.send(call.data[:cut])
@@ -209,7 +215,7 @@ class Slow(Client):
 
     def act(self) -> None:
         """One request."""
-        call = draw(self.rng)
+        call = self.keyed(draw(self.rng))
         began_s = time.monotonic()
         with self.connect() as connection:
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -264,11 +270,13 @@ class Hostile(Client):
 
     def act(self) -> None:
         """One attack on a connection of its own."""
-        attack = self.ATTACKS[int(self.rng.integers(len(self.ATTACKS)))]
+        data = self.ATTACKS[int(self.rng.integers(len(self.ATTACKS)))](self.rng)
+        if self.rng.random() < KEYED_SHARE:
+            data = keyed(data, self.server.key)
         began_s = time.monotonic()
         with self.connect(2.0) as connection:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
-                connection.send(attack(self.rng))
+                connection.send(data)
             with contextlib.suppress(TimeoutError):
                 answer = connection.answer()
                 self.judge(answer.status, str(answer.body[:200]), began_s)

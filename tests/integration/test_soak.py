@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks import soak_calls
-from benchmarks.soak import FLAGS, is_good, soak, text_of
+from benchmarks.soak import FLAGS, is_good, soak, soaked_server, text_of
 from benchmarks.soak_clients import Honest, Tally
 from benchmarks.soak_watch import Killer, Life
 from tests.conftest import StartServer
@@ -20,8 +21,10 @@ SECONDS, KILL_EVERY_S = 25.0, 6.0
 
 
 @pytest.mark.slow
-def test_nothing_is_wrong_or_unexplained(start_server: StartServer) -> None:
-    report = soak(start_server(*FLAGS), SECONDS, KILL_EVERY_S, seed=3, min_outages=2)
+@pytest.mark.parametrize("is_secure", [False, True])
+def test_nothing_is_wrong_or_unexplained(tmp_path: Path, is_secure: bool) -> None:
+    with soaked_server(tmp_path, is_secure=is_secure) as server:
+        report = soak(server, SECONDS, KILL_EVERY_S, seed=3, min_outages=2)
     assert is_good(report), text_of(report)
     outages, counts, by_call = report["outages"], report["counts"], report["right_by_call"]
     assert isinstance(outages, list)
@@ -31,16 +34,24 @@ def test_nothing_is_wrong_or_unexplained(start_server: StartServer) -> None:
     assert counts["right"] > 100
     assert counts["leaver: left"] > 0
     assert any(name.startswith("hostile: 4") for name in counts)
+    assert ("hostile: 401" in counts) == is_secure
     # Every entry was drawn, and its answers were right.
     names = {maker(np.random.default_rng(1)).name for maker in soak_calls.CALLS}
     assert names | {"put", "store", "store durable", "get"} <= set(by_call)
 
 
-@pytest.mark.parametrize("maker", soak_calls.CALLS, ids=lambda maker: maker.__name__)
-def test_a_call_is_answered_as_it_expects(server: LiveServer, maker: soak_calls.Maker) -> None:
+@pytest.fixture(scope="module")
+def soakable(shared_server: StartServer) -> LiveServer:
+    """A server that has what the calls name."""
+    server = shared_server(*FLAGS)
     with server.client() as client:
         soak_calls.upload(client)
-    honest = Honest(server, Killer(server, 60), Tally(), 1)
+    return server
+
+
+@pytest.mark.parametrize("maker", soak_calls.CALLS, ids=lambda maker: maker.__name__)
+def test_a_call_is_answered_as_it_expects(soakable: LiveServer, maker: soak_calls.Maker) -> None:
+    honest = Honest(soakable, Killer(soakable, 60), Tally(), 1)
     for seed in range(3):
         call = maker(np.random.default_rng(seed))
         with honest.connect() as connection:

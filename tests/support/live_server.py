@@ -44,6 +44,7 @@ class LiveServer:
         flags: As on the command line, besides the port.
         before: Command that runs the server's command, such as `prlimit`.
         tls: Of a client that trusts its certificate; None for plain HTTP.
+        key: API key of its clients; empty for none.
 
     Attributes:
         logs: Logs of the servers of this process that run.
@@ -51,9 +52,12 @@ class LiveServer:
 
     logs: ClassVar[list[Path]] = []
 
-    def __init__(self, log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()) -> None:
+    def __init__(
+        self, log: Path, *flags: str, tls: ssl.SSLContext | None = None, key: str = "", before: Sequence[str] = ()
+    ) -> None:
         self.log = log
         self.tls = tls
+        self.key = key
         self._is_stopped = False
         env = {name: value for name, value in os.environ.items() if not name.startswith("TILEWIRE_")}
         env["PYTHONPATH"] = path_with(ROOT)
@@ -166,8 +170,9 @@ class LiveServer:
         raise AssertionError(f"not ready:\n{self.log.read_text()}")
 
     def client(self) -> httpx.Client:
-        """An HTTP client with this server's address; no proxies."""
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=self.tls or True)
+        """An HTTP client with this server's address and key; no proxies."""
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else None
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=self.tls or True, headers=headers)
 
     def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Tells it to end, once: twice would mean at once."""
@@ -219,12 +224,12 @@ def _is_stopped(pid: int) -> bool:
 
 @contextlib.contextmanager
 def serving(
-    log: Path, *flags: str, tls: ssl.SSLContext | None = None, before: Sequence[str] = ()
+    log: Path, *flags: str, tls: ssl.SSLContext | None = None, key: str = "", before: Sequence[str] = ()
 ) -> Iterator[LiveServer]:
     """A server that must end in order: exit status 0 after SIGTERM."""
     LiveServer.logs.append(log)
     try:
-        server = LiveServer(log, *flags, tls=tls, before=before)
+        server = LiveServer(log, *flags, tls=tls, key=key, before=before)
         try:
             yield server
         finally:
