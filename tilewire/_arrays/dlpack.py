@@ -164,19 +164,15 @@ def _is_cupy(value: object) -> bool:
 def _device_type_of(value: Any) -> int:
     """The type of the device that an array lies on; 0 where it lies in parts on several, which JAX refuses to export."""
     try:
-        return int(_asked(value.__dlpack_device__)[0])
-    except TypeError as error:
-        if isinstance(error.__cause__, BufferError):
-            return 0
-        raise
+        return int(value.__dlpack_device__()[0])
+    except BufferError:
+        return 0
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise _unreadable(error) from error
 
 
-def _asked(question: Callable[[], Any]) -> Any:
-    """Calls a method of DLPack; what the library refuses is no array that can be sent."""
-    try:
-        return question()
-    except (BufferError, RuntimeError) as error:
-        raise TypeError(f"an array that cannot be read through DLPack: {error}") from error
+def _unreadable(error: Exception) -> TypeError:
+    return TypeError(f"an array that cannot be read through DLPack: {error}")
 
 
 def _on_the_host(value: Any) -> Any:
@@ -192,7 +188,10 @@ def _view_of(value: Any) -> tuple[str, np.ndarray[Any, Any]]:
     if isinstance(value, np.ndarray):
         name = value.dtype.name
         return name, value.view(EXTENSIONS[name]) if name in EXTENSIONS else value
-    capsule = _asked(value.__dlpack__)
+    try:
+        capsule = value.__dlpack__()
+    except (BufferError, RuntimeError) as error:
+        raise _unreadable(error) from error
     tensor = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents
     name, dtype = _dtype_of(tensor)
     shape = tuple(tensor.shape[: tensor.ndim])

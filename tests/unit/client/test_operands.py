@@ -130,6 +130,7 @@ def test_common_dtypes(a: Any, b: Any, dtype: str) -> None:
         ("add", {"a": F32, "b": [[1], [2, 3]]}, "b: a list of lists of unequal lengths"),
         ("add", {"a": F32, "b": [2**70]}, "b: a number of more than 64 bits"),
         ("add", {"a": F32, "b": torch.eye(2).to_sparse()}, "b: .*strided"),
+        ("add", {"a": F32, "b": torch.ones(2, device="meta")}, "b: .*DLPack: Unknown device type meta"),
         ("add", {"a": F32.astype(np.int32), "b": 2**40}, "b: "),
         ("add", {"a": F32.astype(np.int8), "b": 3}, "a: add does not take int8"),
         ("matmul", {"a": F32, "b": described("float16")}, r"@w is float16 and cannot become float32.*np\.float16"),
