@@ -23,7 +23,9 @@ from tests.support.raw_http import RawConnection, head, post
 from tests.support.tensor_bodies import to_npy, to_safetensors
 from tilewire.service.gateway.api.pages import CONSOLE_PATHS as PATHS
 
-ADMIN, READER, RUNNER, SLOW, DRAINED = "tw_admin", "tw_reader", "tw_runner", "tw_slow", "tw_drained"
+ADMIN, READER, RUNNER, SLOW, DRAINED, WRITER = (
+    f"tw_{name}" for name in ("admin", "reader", "runner", "slow", "drained", "writer")
+)
 ONES = to_safetensors({"a": np.ones((4, 4), np.float32), "b": np.ones((4, 4), np.float32)})
 ROW = to_npy(np.ones((4, 4), np.float32))
 ENTRIES = (
@@ -31,6 +33,7 @@ ENTRIES = (
     entry("reader", READER, 'ops = ["matmul"]\nread = ["weights/*"]\nwrite = ["scratch/reader/*"]'),
     entry("runner", RUNNER, 'ops = ["softmax"]'),
     entry("slow", SLOW, 'ops = ["*"]\nrequests_per_s = 0.01\nbytes_per_s = "1MiB"'),
+    entry("writer", WRITER, 'ops = ["program"]\nread = ["weights/*"]\nwrite = ["programs/*"]'),
     entry("drained", DRAINED, 'ops = ["*"]\nrequests_per_s = 0.01'),
 )
 REQUESTS = [
@@ -253,6 +256,24 @@ def test_who_may_run_no_program_hears_of_none_under_v2(reader: httpx.Client, adm
             assert ("hidden" in {one["name"] for one in models}) == hears
     assert reader.get("/v2/models/softmax").status_code == 200
     assert admin.delete("/v1/programs/hidden").status_code == 204
+
+
+def test_who_keeps_a_program_learns_nothing_of_residents_that_its_key_may_not_read(guarded: LiveServer) -> None:
+    def told(client: httpx.Client, resident: str) -> tuple[int, list[int]]:
+        step = {"op": "matmul", "inputs": {"a": "x", "b": f"@{resident}"}, "as": "y"}
+        fitting, other = (
+            {"inputs": {"x": {"dtype": "float32", "shape": [2, size]}}, "steps": [step], "outputs": ["y"]}
+            for size in (4, 7)
+        )
+        client.put("/v1/programs/probe", json=fitting).raise_for_status()
+        (output,) = client.get("/v2/models/probe").raise_for_status().json()["outputs"]
+        return client.put("/v1/programs/probe", json=other).status_code, output["shape"]
+
+    with holder(guarded, WRITER) as writer:
+        assert told(writer, "weights/w") == (400, [2, 4])
+        assert told(writer, "secret/w") == told(writer, "secret/none") == (200, [-1])
+        check_problem(writer.post("/v1/programs/probe", content=ROW), 403, "secret/none")
+        assert writer.delete("/v1/programs/probe").status_code == 204
 
 
 # ── 429 ───────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tilewire.service.errors import BeyondLimit, InvalidRequest, Lost, Unavailable, UnknownName
+from tilewire.service.gateway.auth.authenticator import Access
 from tilewire.service.gateway.engines.division import check_sharding
 from tilewire.service.gateway.engines.router import Engines
 from tilewire.service.gateway.request.admission import Leases
@@ -96,8 +97,10 @@ class Programs:
                 return self._keep(name, written, parse_program(text, OPS), mark)
         raise Unavailable(f"{field}: {name!r} keeps changing")
 
-    async def put(self, name: str, text: bytes, leases: Leases, match: Match | None = None) -> tuple[KeptProgram, bool]:
-        """Checks and keeps a program, given as JSON.
+    async def put(
+        self, name: str, text: bytes, leases: Leases, match: Match | None = None, *, access: Access
+    ) -> tuple[KeptProgram, bool]:
+        """Checks and keeps a program, given as JSON; residents that its sender may not read are as ones that are not there.
 
         Returns:
             The program, and whether it replaced another.
@@ -109,7 +112,7 @@ class Programs:
         """
         check_program_name(name, CALLS.union(OPS))
         program = parse_program(text, OPS)
-        check_possible(program, await self._residents_of(program), self._limits)
+        check_possible(program, await self._residents_of(program, access), self._limits)
         canonical = program.text.encode()
         lease = await leases.wait(len(canonical))
         lease.view[:] = canonical
@@ -131,10 +134,13 @@ class Programs:
         except UnknownName:
             raise _unknown(name, "program") from None
 
-    async def values(self, kept: KeptProgram) -> Mapping[str, TensorType]:
-        """Returns dtypes and shapes of a program's values, with -1 for sizes that may vary, as far as its residents fit."""
+    async def values(self, kept: KeptProgram, access: Access) -> Mapping[str, TensorType]:
+        """Returns dtypes and shapes of a program's values, with -1 for sizes that may vary.
+
+        They are known as far as its residents fit, and may be read.
+        """
         try:
-            return infer_types(kept.op.program, await self._residents_of(kept.op.program), self._limits)
+            return infer_types(kept.op.program, await self._residents_of(kept.op.program, access), self._limits)
         except (InvalidRequest, BeyondLimit, Lost):
             return {}
 
@@ -169,14 +175,14 @@ class Programs:
         except UnknownName:
             raise _unknown(name, field) from None
 
-    async def _residents_of(self, program: Program) -> dict[str, TensorType]:
-        """Types of the residents that exist.
+    async def _residents_of(self, program: Program, access: Access) -> dict[str, TensorType]:
+        """Types of the residents that exist and may be read.
 
         Raises:
             InvalidRequest: One of them is sharded: a program runs on one engine.
         """
         types = {}
-        for name in program.residents:
+        for name in filter(access.may_read, program.residents):
             field = RESIDENT + name
             try:
                 info = await self._engines.describe(name, field=field)

@@ -48,7 +48,8 @@ def router(gateway: Gateway) -> APIRouter:
             max_bytes = min(16 * MAX_TEXT_BYTES, gateway.settings.max_body_bytes)
             body = await receive_body(gateway, context, leases, max_bytes)
             match = change_of(context.head)
-            kept, was_there = await gateway.programs.put(name, bytes(body.view), leases, match)
+            text, access = bytes(body.view), context.granted
+            kept, was_there = await gateway.programs.put(name, text, leases, match, access=access)
         return json_response(
             _describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED, {"etag": entity_tag(kept.info.tag)}
         )

@@ -72,7 +72,7 @@ async def find_model(gateway: Gateway, context: RequestContext, model: str, vers
         if kept is None:
             return model_of_op(model_named(model, version))
         check_version(model, version)
-        values = await gateway.programs.values(kept)
+        values = await gateway.programs.values(kept, context.granted)
     program = kept.op.program
     return Model(
         model,
