@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import secrets
 import stat
 import zipfile
 import zlib
@@ -95,7 +96,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _partial_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Returns a place beside a file that nobody else writes at, whatever replaces the file at the same time."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 class CannotWriteError(Exception):

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 import tilewire
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
-from tilewire._arrays.files import Destination
+from tilewire._arrays.files import Destination, replacing
 from tilewire._transport.progress import ProgressBar
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -139,6 +139,18 @@ def test_the_disk_has_room_for_a_file_before_it_is_received(tmp_path: Path) -> N
         view[-1] = 7
         assert into.finish(view).stat().st_blocks * 512 >= 2**20
     assert (tmp_path / "w.npy").read_bytes()[-1] == 7
+
+
+def test_two_that_write_one_file_at_once_each_write_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "w.npy"
+    with Destination(path) as first, Destination(path) as second, replacing(path) as third:
+        bodies = [(into, into.make_buffer(2**20)) for into in (first, second)]
+        third.write_bytes(b"3")
+        for (into, body), byte in zip(bodies, (b"1", b"2"), strict=True):
+            body[:] = byte * 2**20
+            assert into.finish(body).read_bytes() == byte * 2**20
+    assert path.read_bytes() == b"3"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["w.npy"]
 
 
 def test_a_place_that_is_lost_during_the_download_is_named(tmp_path: Path) -> None:
