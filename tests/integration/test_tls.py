@@ -173,6 +173,21 @@ def test_a_client_that_ends_its_side_within_a_body_is_answered_400(
         assert tls.read_all().startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("ahead", [0, 2**16, 2**19])
+def test_a_client_that_sends_on_after_a_refusal_gets_it(
+    secure: LiveServer, certificates: Certificates, version: ssl.TLSVersion, ahead: int
+) -> None:
+    context = certificates.context()
+    context.maximum_version = version
+    for _ in range(4):
+        sock = socket.create_connection((secure.host, secure.port), timeout=20)
+        with RawConnection(context.wrap_socket(sock, server_hostname=secure.host)) as raw:
+            raw.send(head("PUT", "/v1/tensors/x", content_length=str(2**30)) + bytes(ahead))
+            raw.send(*[bytes(2**14)] * 500)
+            assert raw.answer().status == 413
+
+
 class BareTls:
     """TLS of a client that ends its side and reads on, which no socket of Python's does.
 

@@ -90,7 +90,9 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return _scratch[: self._read_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Asyncio's call: bytes came."""
+        """Asyncio's call: bytes came; those behind the end of our side are dropped, and would only be an error of TLS."""
+        if self._have_ended:
+            return
         self._incoming.write(_scratch[:nbytes])
         if self._is_open:
             self._use(nbytes, self._read)
@@ -125,7 +127,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._is_all_there = True
         if self._is_open:
             self._read()
-        return self._is_open and not self._is_closing
+        return self._is_open and not (self._is_closing or self._have_ended)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Asyncio's call: the connection is gone."""
@@ -171,7 +173,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _read(self) -> None:
         """Decrypts what has come, as far as the protocol takes it."""
-        while not (self._is_paused or self._has_ended or self.is_closing()):
+        while not (self._is_paused or self._has_ended or self._have_ended or self.is_closing()):
             protocol = cast("asyncio.BufferedProtocol", self._protocol)
             try:
                 nbytes = self._decrypt(memoryview(protocol.get_buffer(-1)))
@@ -199,9 +201,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 nbytes = cast("int", self._tls.read(len(buffer) - filled, buffer[filled:]))
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLZeroReturnError:
-                # Once we have ended our side, too; before that it returns 0.
-                nbytes = 0
             if nbytes:
                 filled += nbytes
             elif filled:
@@ -246,7 +245,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def write_eof(self) -> None:
-        """Ends this side; what the client sends is still read."""
+        """Ends this side; what the client sends is taken and dropped."""
         self._end_ours()
         if self._below.can_write_eof():
             self._below.write_eof()
@@ -266,7 +265,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def _end_ours(self) -> None:
         if self._is_open and not self._have_ended:
             self._have_ended = True
-            # It sends `close_notify`, and then misses the client's.
+            # It sends `close_notify`, and then misses the client's. Data in its place ends TLS: nothing is decrypted after it.
             with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()
