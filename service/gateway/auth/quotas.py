@@ -230,8 +230,9 @@ class Quotas:
 
     def _meter(self, key: Key, tag: int) -> tuple[_Meter, tuple[int, int], float]:
         used, now_s = self._page.used(tag), self._clock_s()
+        # Requests under way since before the entry changed draw on the same bucket: each would fill it otherwise.
         meter = self._meters.get(key.name)
-        if meter is None or meter.key != key:
+        if meter is None:
             meter = self._meters[key.name] = _Meter(key, used, now_s)
         return meter, used, now_s
 

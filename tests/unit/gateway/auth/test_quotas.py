@@ -130,8 +130,22 @@ def test_a_changed_quota_holds_from_now_on() -> None:
     (quotas,) = gateways(1, clock)
     assert admitted(quotas, Key("k", DIGEST, requests_per_s=1))
     assert not admitted(quotas, Key("k", DIGEST, requests_per_s=1))
+    quotas.follow([Key("k", DIGEST, requests_per_s=5)])
     assert all(admitted(quotas, Key("k", DIGEST, requests_per_s=5)) for _ in range(5))
     assert not admitted(quotas, Key("k", DIGEST, requests_per_s=5))
+
+
+def test_requests_from_before_a_change_draw_on_the_bucket_of_those_after_it() -> None:
+    (quotas,) = gateways(1, Clock())
+    before, after = (Key("k", DIGEST, weight=weight, bytes_per_s=100) for weight in (1, 2))
+    quotas.follow([before])
+    quotas.follow([after])
+    assert admitted(quotas, after, 60)
+    quotas.reserve(before, 60, 0)
+    assert not admitted(quotas, after, 60)
+    quotas.reserve(before, 200, 0)
+    with pytest.raises(OverQuota):
+        quotas.reserve(before, 200, 0)
 
 
 def test_there_is_room_for_keys_that_come_and_go() -> None:
