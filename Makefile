@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SET_UP := constraints/cpu.txt deploy/set_up.py pyproject.toml
 # Files, not tests, are dealt out: many share a server.
-PYTEST_ARGS ?= -n auto --dist loadfile
+PYTEST_ARGS ?= -n auto --dist loadfile --no-loadscope-reorder
 # Each start of a server would compile our modules again where the environment says not to write them.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 

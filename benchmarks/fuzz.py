@@ -36,7 +36,10 @@ from tests.support.oip_bodies import to_text
 from tests.support.raw_http import ConnectionEnded, RawConnection, post
 from tests.support.tensor_bodies import from_safetensors, to_npy, to_npz, to_safetensors
 
-FLAGS = ("--gateways", "2", "--arena-bytes", "128MiB", "--max-body-bytes", "8MiB", "--max-result-bytes", "8MiB")
+FLAGS = (
+    *("--gateways", "2", "--arena-bytes", "128MiB", "--max-body-bytes", "8MiB", "--max-result-bytes", "8MiB"),
+    "--allow-shared-memory",
+)
 MARK = np.frombuffer(b"TWFOREIG", np.int64)
 GOOD = to_safetensors({"a": np.repeat(MARK, 512), "b": np.zeros(1, np.int64)})
 TIMEOUT_S = 20.0

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parent
 TURNS = Turns(ROOT, ROOT / "conftest.py")
 # A worker and its servers: four took 7.6 GB.
 WORKER_BYTES = 2 * 2**30
+# About what a test takes that is marked slow, and another.
+SLOW_S, FAST_S = 20.0, 0.1
 # What is shown of a log beside a failure: its end.
 LOG_CHARS = 4000
 SMALL = ("--gateways", "2", "--arena-bytes", "64MiB", "--max-body-bytes", "16MiB", "--max-result-bytes", "16MiB")
@@ -42,10 +45,14 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by their folder, and begins with the files that take longest: a worker gets a file as a whole."""
+    seconds: defaultdict[Path, float] = defaultdict(float)
     for item in items:
         folder = item.path.relative_to(ROOT).parts[0]
         if folder in FOLDERS:
             item.add_marker(folder)
+        seconds[item.path] += SLOW_S if item.get_closest_marker("slow") else FAST_S
+    items.sort(key=lambda item: -seconds[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -146,10 +146,10 @@ def test_residents_of_two_devices_meet_on_one(client: httpx.Client) -> None:
 
 
 def test_a_queue_that_lasts_brings_a_copy_to_the_idle_device(server: LiveServer, client: httpx.Client) -> None:
-    """Searches take an engine longer than their few bytes take a client."""
+    """Searches take an engine longer than their bytes take a client."""
     (name,) = homed(0, 1)
     rng = np.random.default_rng(1)
-    queries, items = (rng.integers(-9, 10, (rows, 16)).astype(np.float32) for rows in (256, 900))
+    queries, items = (rng.integers(-9, 10, (rows, 16)).astype(np.float32) for rows in (2048, 900))
     put(client, name, items, "single")
     assert places(client)[name] == ("single", [0])
     body, expected = to_safetensors({"a": queries}), (queries @ items.T).argmax(1, keepdims=True)
