@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import io
 import json
 import sys
@@ -23,6 +25,7 @@ from tilewire.service.ops.program.definition import parse_program
 from tilewire.service.ops.registry import OPS as REGISTRY
 
 Array = np.ndarray[Any, Any]
+Call = Callable[..., Any]
 
 METRICS = """\
 # HELP tilewire_requests_total Requests.
@@ -349,3 +352,15 @@ def npy_answer(tensor: Array) -> httpx.Response:
     file = io.BytesIO()
     np.save(file, tensor, allow_pickle=False)
     return httpx.Response(200, content=file.getvalue(), headers={"Content-Type": "application/x-npy"})
+
+
+def caller(kind: Callable[..., Any], server: Callable[[httpx.Request], httpx.Response], **settings: Any) -> Call:
+    """Makes what calls a method of a new client of a kind, and awaits it where it must be."""
+    settings = {"base_url": "http://tilewire.test", "transport": httpx.MockTransport(server), **settings}
+    client = kind(**settings)
+
+    def call(method: str, *args: Any, **options: Any) -> Any:
+        result = getattr(client, method)(*args, **options)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    return call

@@ -47,9 +47,8 @@ def router(gateway: Gateway) -> APIRouter:
             # More than a program may have: `parse_program` refuses a text that is too long, and says so.
             max_bytes = min(16 * MAX_TEXT_BYTES, gateway.settings.max_body_bytes)
             body = await receive_body(gateway, context, leases, max_bytes)
-            match = change_of(context.head)
-            text, access = bytes(body.view), context.granted
-            kept, was_there = await gateway.programs.put(name, text, leases, match, access=access)
+            match, text = change_of(context.head), bytes(body.view)
+            kept, was_there = await gateway.programs.put(name, text, leases, match, access=context.granted)
         return json_response(
             _describe(kept), HTTPStatus.OK if was_there else HTTPStatus.CREATED, {"etag": entity_tag(kept.info.tag)}
         )
