@@ -158,7 +158,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._is_answered = self._outgoing.pending > 0
+            self._is_answered |= self._outgoing.pending > 0
             self._flush()
             return
         except (ssl.SSLError, OSError):

@@ -187,25 +187,30 @@ async def test_a_client_that_has_left_costs_no_handshake(certificates: Certifica
 
 @in_loop
 async def test_a_client_that_ends_its_side_with_its_first_request_is_answered(certificates: Certificates) -> None:
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    tls = certificates.context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-    loop = asyncio.get_running_loop()
-    async with served(certificates) as (recorder, port):
-        with socket.create_connection(("127.0.0.1", port)) as sock:
-            sock.setblocking(False)
-            while True:
-                try:
-                    tls.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    await loop.sock_sendall(sock, outgoing.read())
-                    incoming.write(await loop.sock_recv(sock, 2**16))
-            # All before the loop has its next turn.
-            tls.write(b"x")
-            sock.send(outgoing.read())
-            sock.shutdown(socket.SHUT_WR)
-            transport = await until(b"x", recorder)
-            transport.close()
+    for first in (0, 10):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = certificates.context().wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        loop = asyncio.get_running_loop()
+        async with served(certificates) as (recorder, port):
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                sock.setblocking(False)
+                while True:
+                    try:
+                        tls.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        await loop.sock_sendall(sock, outgoing.read())
+                        incoming.write(await loop.sock_recv(sock, 2**16))
+                # The end of the handshake may come in two pieces, to the first of which there is no answer.
+                sock.send(outgoing.read(first))
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                # The rest before the loop has its next turn.
+                tls.write(b"x")
+                sock.send(outgoing.read())
+                sock.shutdown(socket.SHUT_WR)
+                transport = await until(b"x", recorder)
+                transport.close()
 
 
 class Wire(asyncio.Transport):
