@@ -64,6 +64,7 @@ def test_every_read_can_demand_a_version(client: httpx.Client) -> None:
     # Requests that name no resident have nothing to compare.
     both = to_safetensors({"a": EYE, "b": EYE})
     assert client.post("/v1/matmul", content=both, headers=late).status_code == 200
+    assert client.delete("/v1/programs/versioned").status_code == 204
 
 
 def version_of(client: httpx.Client, name: str) -> int:

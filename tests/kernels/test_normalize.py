@@ -5,12 +5,14 @@ import itertools
 import pytest
 import torch
 
-from tests.support.kernel_bounds import ROWS_IN_PIECES
+from tests.support.combinations import sampled, sampled_lengths
+from tests.support.kernel_bounds import ROWS_IN_PIECES, ROWS_TOO_LONG
 from tilewire.kernels.normalize.op import KINDS, normalize, normalize_reference, prepare_normalize
 from tilewire.kernels.runtime.pipeline import Detour
 
 # The interpreter cuts bfloat16 off instead of rounding it.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
+FLOATS = tuple(TOLERANCE)
 
 
 def check(x, kind, *, axis=-1, out_dtype=None, **options):
@@ -27,7 +29,7 @@ def generator():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", [1, 16, 33, 64, 100])
 def test_lengths(kind, dtype, n, generator):
     check(torch.randn((3, n), generator=generator).to(dtype) + 1, kind)
@@ -123,14 +125,13 @@ def across(generator, dtype, n, inner=5, outer=3):
     return whole.to(dtype)[:, :n, 1:-1]
 
 
-@pytest.mark.parametrize("n", range(1, 71))
+@pytest.mark.parametrize("n", sampled_lengths(70))
 def test_each_length_across_memory_and_along_it(n, generator):
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    weight, bias = (torch.randn(n, generator=generator).to(dtypes[n // 9 % 3]) for _ in "ab")
+    weight, bias = (torch.randn(n, generator=generator).to(FLOATS[n // 9 % 3]) for _ in "ab")
     vectors: tuple[dict[str, torch.Tensor], ...]
     vectors = ({"weight": weight, "bias": bias.float()}, {}, {"bias": bias}, {"weight": weight})
     for turn in (n, n + 1):
-        kind, dtype = tuple(KINDS)[turn % 3], dtypes[turn // 3 % 3]
+        kind, dtype = tuple(KINDS)[turn % 3], FLOATS[turn // 3 % 3]
         x = across(generator, dtype, n)
         options = {"out_dtype": dtype if turn % 2 else torch.float32, **vectors[turn % 4]}
         check(x, kind, axis=1, **options)
@@ -142,7 +143,7 @@ def test_rows_of_any_number_lie_side_by_side(n, inner, generator):
     check(across(generator, torch.float32, n, inner, 4), "layer", axis=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("outer", "n", "inner"), ROWS_IN_PIECES)
 def test_rows_in_pieces_of_memory(outer, n, inner, dtype, generator):
     x = (torch.randn((outer, n, inner), generator=generator) + 1).to(dtype)
@@ -151,11 +152,17 @@ def test_rows_in_pieces_of_memory(outer, n, inner, dtype, generator):
     check(x, "rms", axis=1, weight=weight)
     check(x, "l2", axis=1)
     prepared = prepare_normalize(x, torch.empty_like(x), kind="rms", weight=weight, axis=1)
+    assert not isinstance(prepared, Detour)
     whole = 16 // x.element_size()
-    count, longest = (whole, 2048) if inner % whole == 0 else (2, 1024)
-    assert isinstance(prepared, Detour) == (n > longest)
-    if n <= longest:
-        assert [dict(variant.constants)["UNIT"] for variant in prepared.variants] == [count]
+    assert [dict(variant.constants)["UNIT"] for variant in prepared.variants] == [whole if inner % whole == 0 else 2]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "kind"), sampled(ROWS_TOO_LONG, FLOATS, tuple(KINDS)))
+def test_longer_rows_are_copied(shape, dtype, kind, generator):
+    x = (torch.randn(shape, generator=generator) + 1).to(dtype)
+    weight = torch.randn(shape[1], generator=generator).to(dtype)
+    check(x, kind, axis=1, weight=weight)
+    assert isinstance(prepare_normalize(x, torch.empty_like(x), kind=kind, weight=weight, axis=1), Detour)
 
 
 @pytest.mark.parametrize("n", [3, 33, 300])

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from tests.support.combinations import sampled
 from tilewire.kernels.add.kernel import divided
 from tilewire.kernels.add.op import DTYPES, add
 from tilewire.kernels.add.op import Problem as AddProblem
@@ -72,20 +73,24 @@ def test_any_extents_and_strides(dtype, rank):
 
 
 @pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
-        ((20, 130), (1, 0)),
-        ((16, 257), (1, 0)),
-        ((3, 17, 129), (2, 0, 1)),
-        ((17, 3, 129), (1, 2, 0)),
-        ((2, 19, 3, 128), (0, 2, 3, 1)),
-        ((19, 2, 3, 130), (3, 1, 2, 0)),
-        # Neighbours of the operand are every other element of memory.
-        ((20, 2, 129), (2, 0, 1)),
-    ],
+    ("shape_and_axes", "dtype"),
+    sampled(
+        (
+            ((20, 130), (1, 0)),
+            ((16, 257), (1, 0)),
+            ((3, 17, 129), (2, 0, 1)),
+            ((17, 3, 129), (1, 2, 0)),
+            ((2, 19, 3, 128), (0, 2, 3, 1)),
+            ((19, 2, 3, 130), (3, 1, 2, 0)),
+            # Neighbours of the operand are every other element of memory.
+            ((20, 2, 129), (2, 0, 1)),
+        ),
+        (torch.float16, torch.bfloat16, torch.float32, torch.int64),
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64], ids=str)
-def test_operands_that_lie_across(shape, axes, dtype):
+def test_operands_that_lie_across(shape_and_axes, dtype):
+    shape, axes = shape_and_axes
     generator = torch.Generator().manual_seed(len(shape))
     stored = torch.randint(-99, 99, [shape[axis] for axis in axes], generator=generator).to(dtype)
     a = stored.permute([axes.index(axis) for axis in range(len(shape))])

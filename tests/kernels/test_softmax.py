@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.support.kernel_bounds import ROWS_IN_PIECES, SOFTMAX_LENGTHS, poisoned, softmax_bound
+from tests.support.combinations import sampled, sampled_lengths
+from tests.support.kernel_bounds import ROWS_IN_PIECES, ROWS_TOO_LONG, SOFTMAX_LENGTHS, poisoned, softmax_bound
 from tilewire.kernels import softmax
 from tilewire.kernels.runtime.pipeline import Detour
 from tilewire.kernels.runtime.targets import KNOWN
@@ -12,6 +13,7 @@ from tilewire.kernels.softmax.configs import Config, Problem, explain, select
 from tilewire.kernels.softmax.op import prepare
 
 H200 = KNOWN["nvidia_h200"]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 KERNELS = [
     Config("row", 2, 128, 4),
     Config("row", 2, 64, 4, tail_n=64),
@@ -34,7 +36,7 @@ def generator():
 
 
 @pytest.mark.parametrize("n", SOFTMAX_LENGTHS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("log", [False, True])
 def test_lengths(n, dtype, log, generator):
     x = (torch.randn((5, n), generator=generator) * 4).to(dtype)
@@ -76,8 +78,7 @@ def test_axes(axis, generator):
     check(softmax(x, axis=axis), x, axis=axis)
 
 
-@pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("n", [COPIED_N - 1, COPIED_N, COPIED_N + 5])
+@pytest.mark.parametrize(("n", "log"), sampled((COPIED_N - 1, COPIED_N, COPIED_N + 5), (False, True)))
 def test_long_rows_across_memory(n, log, generator):
     x = torch.randn((n, 3), generator=generator) * 4
     out = poisoned((n, 3), torch.float32)
@@ -161,11 +162,10 @@ def across(generator, dtype, n, inner=5, outer=3):
     return whole.to(dtype)[:, :n, 1:-1]
 
 
-@pytest.mark.parametrize("n", range(1, 71))
+@pytest.mark.parametrize("n", sampled_lengths(70))
 def test_each_length_across_memory_and_along_it(n, generator):
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
     for turn in (n, n + 1):
-        dtype, out_dtype, log = dtypes[turn % 3], dtypes[turn // 3 % 3], turn % 2 == 0
+        dtype, out_dtype, log = FLOATS[turn % 3], FLOATS[turn // 3 % 3], turn % 2 == 0
         x = across(generator, dtype, n)
         check(softmax(x, axis=1, log=log, out_dtype=out_dtype), x, axis=1, log=log)
         along = x.transpose(1, 2).contiguous()[:, 1:]
@@ -173,18 +173,22 @@ def test_each_length_across_memory_and_along_it(n, generator):
 
 
 @pytest.mark.parametrize("log", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("outer", "n", "inner"), ROWS_IN_PIECES)
 def test_rows_in_pieces_of_memory(outer, n, inner, dtype, log, generator):
     x = (torch.randn((outer, n, inner), generator=generator) * 4).to(dtype)
     check(softmax(x, axis=1, log=log), x, axis=1, log=log)
-    rows = x.movedim(1, -1)
-    prepared = prepare(rows, torch.empty_like(x).movedim(1, -1), log=log)
+    prepared = prepare(x.movedim(1, -1), torch.empty_like(x).movedim(1, -1), log=log)
+    assert not isinstance(prepared, Detour)
     whole = 16 // x.element_size()
-    count, longest = (whole, 2048) if inner % whole == 0 else (2, 1024)
-    assert isinstance(prepared, Detour) == (n > longest)
-    if n <= longest:
-        assert [dict(variant.constants)["UNIT"] for variant in prepared.variants] == [count]
+    assert [dict(variant.constants)["UNIT"] for variant in prepared.variants] == [whole if inner % whole == 0 else 2]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "log"), sampled(ROWS_TOO_LONG, FLOATS, (False, True)))
+def test_longer_rows_are_copied(shape, dtype, log, generator):
+    x = (torch.randn(shape, generator=generator) * 4).to(dtype)
+    check(softmax(x, axis=1, log=log), x, axis=1, log=log)
+    assert isinstance(prepare(x.movedim(1, -1), torch.empty_like(x).movedim(1, -1), log=log), Detour)
 
 
 def test_rows_begin_at_pieces_or_are_read_one_by_one(generator):

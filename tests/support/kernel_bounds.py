@@ -69,10 +69,8 @@ GPU_MATMUL_SHAPES = (
 SOFTMAX_LENGTHS = (1, 2, 16, 31, 64, 65, 100, 257)
 GPU_SOFTMAX_LENGTHS = (*SOFTMAX_LENGTHS, 781, 1024, 4096, 12672, 16384, 16385, 32768, 65536, 131072, 1_000_003)
 # (outer, elements, inner) of rows along the second dimension, in pieces and pairs of rows, and too long for either.
-ROWS_IN_PIECES = (
-    *((1, 33, 8), (3, 40, 24), (2, 70, 6), (1, 100, 2), (5, 33, 4)),
-    *((3, 1024, 2), (3, 1025, 2), (2, 1100, 8), (2, 2049, 8)),
-)
+ROWS_IN_PIECES = ((1, 33, 8), (3, 40, 24), (2, 70, 6), (1, 100, 2), (5, 33, 4), (3, 1024, 2), (2, 1100, 8))
+ROWS_TOO_LONG = ((1, 1025, 2), (1, 2049, 8))
 
 
 def matmul_bound(
