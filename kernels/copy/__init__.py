@@ -14,6 +14,6 @@ COPY = KernelOp(
             lambda word, has_rows, _target: variant(word, has_rows),
             self_test,
         ),
-        Family(lambda _target: [(size,) for size in operands.WORDS], operands.variant, operands.self_test),
+        Family(lambda _target: operands.kinds(), operands.variant, operands.self_test),
     ),
 )

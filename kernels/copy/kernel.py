@@ -9,7 +9,7 @@ Grid: (blocks of the longest range, ranges). A program moves BLOCK words of one 
 Ranges are addressed by number, so that one side may lie in host memory that is registered with the driver. The copy
 then runs at the speed of the bus. Only rows have a shape here.
 
-`copy_operands_kernel` lays both operands of a product into rows that bulk copies can read.
+`copy_operands_kernel` lays both operands of a product into rows that bulk copies can read, or their limbs.
 """
 
 import triton
@@ -51,6 +51,30 @@ def copy_ranges_kernel(
 
 
 @triton.jit
+def rounded_to_tf32(x):
+    """The nearest float32 that tf32 has, of equally near ones the even one, and never infinity. `x` is finite."""
+    bits = x.to(tl.int32, bitcast=True)
+    nearest = ((bits + 0x0FFF + ((bits >> 13) & 1)) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(nearest) == float("inf"), (bits & -0x2000).to(tl.float32, bitcast=True), nearest)
+
+
+@triton.jit
+def store_limbs(to, x, mask, span, low_at):
+    """Store the limbs of float32 `x`, `span` elements apart: high and low in the order that `low_at` says, then high.
+
+    A product of such rows, one with the low limb first and one with it second, adds up low·high, high·low and high·high: the
+    small ones first. Low·low is left out. Only the last high limb keeps what is not finite, which by zero is NaN.
+    """
+    is_finite = (x.to(tl.int32, bitcast=True) & 0x7F800000) != 0x7F800000
+    finite = tl.where(is_finite, x, 0.0)
+    high = rounded_to_tf32(finite)
+    low = rounded_to_tf32(finite - high)
+    tl.store(to + low_at, low, mask=mask)
+    tl.store(to + (span - low_at), high, mask=mask)
+    tl.store(to + 2 * span, tl.where(is_finite, high, x), mask=mask)
+
+
+@triton.jit
 def copy_block(
     source,
     destination,
@@ -58,14 +82,17 @@ def copy_block(
     extents,
     pitch,
     strides,
+    low_at,
     UNIT: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
     IS_TURNED: tl.constexpr,
+    HAS_LIMBS: tl.constexpr,
 ):
     """Copy block number `block` of R rows and C columns of one entry; `extents` are (rows, columns), `strides` their steps.
 
-    IS_TURNED: neighbours in memory are neighbours in a column, so neighbouring threads take those.
+    IS_TURNED: neighbours in memory are neighbours in a column, so neighbouring threads take those. HAS_LIMBS, `low_at`: see
+    `store_limbs`.
     """
     rows, columns = extents
     stride_r, stride_c = strides
@@ -81,7 +108,11 @@ def copy_block(
     to = row.to(tl.int64)[:, None] * pitch + column[None, :]
     # Whole pieces of 16 bytes are written; a row's pitch leaves room for the last one.
     filled = tl.cdiv(columns, UNIT) * UNIT
-    tl.store(destination + to, taken, mask=(row < rows)[:, None] & (column < filled)[None, :])
+    mask = (row < rows)[:, None] & (column < filled)[None, :]
+    if HAS_LIMBS:
+        store_limbs(destination + to, taken, mask, filled, low_at * filled)
+    else:
+        tl.store(destination + to, taken, mask=mask)
 
 
 @triton.jit
@@ -107,6 +138,7 @@ def copy_operands_kernel(
     stride_br,
     stride_bc,
     WORD: tl.constexpr,
+    HAS_LIMBS: tl.constexpr,
     UNIT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -120,7 +152,7 @@ def copy_operands_kernel(
     Grid: `blocks` for each entry: `blocks_a` of `a`, then those of `b`. A block has BLOCK_R × BLOCK_C elements, or
     TURNED_R × TURNED_C where columns are contiguous. Up to FEW programs let the next kernel be brought up at once. Pitches come
     in UNITs of 16 bytes, strides in elements. An operand that is not copied has no blocks. No arithmetic;
-    2·entries·rows·columns·itemsize bytes.
+    2·entries·rows·columns·itemsize bytes. HAS_LIMBS: rows of limbs of float32 (`store_limbs`), 4·entries·rows·columns·4 bytes.
     """
     # A product that is brought up while many blocks are left takes up to a quarter more time.
     if tl.num_programs(0) <= FEW:
@@ -131,10 +163,12 @@ def copy_operands_kernel(
     if block < blocks_a:
         source, destination, entries, rows, columns = a_ptr, a_rows_ptr, entries_a, rows_a, columns_a
         pitch, stride_z, stride_r, stride_c = pitch_a, stride_az, stride_ar, stride_ac
+        low_at = 0
     else:
         block -= blocks_a
         source, destination, entries, rows, columns = b_ptr, b_rows_ptr, entries_b, rows_b, columns_b
         pitch, stride_z, stride_r, stride_c = pitch_b, stride_bz, stride_br, stride_bc
+        low_at = 1
     if entry >= entries:
         return
     pitch = pitch.to(tl.int64) * UNIT
@@ -144,6 +178,10 @@ def copy_operands_kernel(
     strides = (stride_r, stride_c)
     # As `Copied.is_turned`, by which blocks are counted.
     if stride_r == 1:
-        copy_block(source, destination, block, extents, pitch, strides, UNIT, TURNED_R, TURNED_C, True)
+        copy_block(
+            source, destination, block, extents, pitch, strides, low_at, UNIT, TURNED_R, TURNED_C, True, HAS_LIMBS
+        )
     else:
-        copy_block(source, destination, block, extents, pitch, strides, UNIT, BLOCK_R, BLOCK_C, False)
+        copy_block(
+            source, destination, block, extents, pitch, strides, low_at, UNIT, BLOCK_R, BLOCK_C, False, HAS_LIMBS
+        )

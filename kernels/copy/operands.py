@@ -1,4 +1,4 @@
-"""Lays the operands of a product into rows that bulk copies can read, both in one launch."""
+"""Lays the operands of a product, or their limbs, into rows that bulk copies can read, both in one launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Copied:
         rows: Rows of an entry.
         columns: Elements of a row.
         strides: Elements from one entry, row and column to the next.
-        pitch: Elements from row to row in the copy; a multiple of 16 bytes.
+        pitch: Elements from row to row in the copy, of all limbs; a multiple of 16 bytes.
     """
 
     entries: int
@@ -53,11 +53,17 @@ class Copied:
 _NOTHING = Copied(0, 0, 0, (0, 0, 0), 0)
 
 
-def variant(item_bytes: int, target: Target) -> Variant:
-    """The binary for elements of `item_bytes` bytes."""
+def kinds() -> list[tuple[int, bool]]:
+    """Returns the arguments of `variant` for every binary: elements as they are, and limbs of float32."""
+    return [*((size, False) for size in WORDS), (4, True)]
+
+
+def variant(item_bytes: int, has_limbs: bool, target: Target) -> Variant:
+    """The binary for elements of `item_bytes` bytes, or their limbs."""
     pointers = dict.fromkeys(("a_ptr", "b_ptr", "a_rows_ptr", "b_rows_ptr"), "*i8")
     constants = {
-        "WORD": WORDS[item_bytes],
+        "WORD": tl.float32 if has_limbs else WORDS[item_bytes],
+        "HAS_LIMBS": has_limbs,
         "UNIT": _PIECE_BYTES // item_bytes,
         "BLOCK_R": COPY_BLOCK[0],
         "BLOCK_C": COPY_BLOCK[1] // item_bytes,
@@ -68,7 +74,9 @@ def variant(item_bytes: int, target: Target) -> Variant:
     return binary(copy_operands_kernel, pointers, constants, 4, target, aligned=("a_rows_ptr", "b_rows_ptr"))
 
 
-def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch.device) -> Launch:
+def launch_of(
+    a: Copied | None, b: Copied | None, item_bytes: int, device: torch.device, *, has_limbs: bool = False
+) -> Launch:
     """Binds one launch that copies the operands that are given; it takes both operands, then both copies.
 
     Args:
@@ -76,6 +84,7 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
         b: The second operand, likewise.
         item_bytes: Bytes of an element.
         device: The device.
+        has_limbs: Whether limbs of float32 are written: rows have the low limb first in the copy of `a`, second in that of `b`.
     """
     a, b = a or _NOTHING, b or _NOTHING
     values: dict[str, int] = {}
@@ -95,19 +104,27 @@ def launch_of(a: Copied | None, b: Copied | None, item_bytes: int, device: torch
     programs = sum(blocks) * max(a.entries, b.entries)
     target = current(device_number(device))
     values |= {"blocks_a": blocks[0], "blocks": sum(blocks)}
-    return Launch(variant(item_bytes, target), (programs,), values, device)
+    return Launch(variant(item_bytes, has_limbs, target), (programs,), values, device)
 
 
-def self_test(item_bytes: int, device: torch.device) -> SelfTest:
+def self_test(item_bytes: int, has_limbs: bool, device: torch.device) -> SelfTest:
     """Copies two operands, of which one lies the other way round."""
-    dtype = {1: torch.int8, 2: torch.int16, 4: torch.int32}[item_bytes]
-    rows, columns, pitch = 40, 150, 160
+    dtype = torch.float32 if has_limbs else {1: torch.int8, 2: torch.int16, 4: torch.int32}[item_bytes]
+    rows, columns, pitch = 40, 150, 480 if has_limbs else 160
     a = (torch.arange(rows * columns, device=device) % 100).to(dtype).view(rows, columns)
     # The second operand lies the other way round: its rows are columns of what is in memory.
     b = a.mT.contiguous().mT
     copies = [torch.full((rows, pitch), -1, dtype=dtype, device=device) for _ in range(2)]
     first, second = (Copied(1, rows, columns, (0, operand.stride(0), operand.stride(1)), pitch) for operand in (a, b))
-    launch = launch_of(first, second, item_bytes, device)
+    launch = launch_of(first, second, item_bytes, device, has_limbs=has_limbs)
     launch(a, b, *copies)
-    are_right = [(copy[:, :columns] == a).all() for copy in copies]
+    if has_limbs:
+        # So few digits have no low limb.
+        limbs = [copy[:, : 3 * 152].view(rows, 3, 152)[..., :columns] for copy in copies]
+        are_right = [
+            (limbs[0] == torch.stack((a * 0, a, a), 1)).all(),
+            (limbs[1] == torch.stack((a, a * 0, a), 1)).all(),
+        ]
+    else:
+        are_right = [(copy[:, :columns] == a).all() for copy in copies]
     return SelfTest((launch.variant,), are_right[0] & are_right[1])

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilewire.kernels.matmul.bench import MatmulOperands
+from tilewire.kernels.matmul.configs import resolved
 from tilewire.kernels.matmul.grouped.op import GroupKind
 from tilewire.kernels.matmul.grouped.op import members as grouped_members
 from tilewire.kernels.matmul.members import members
@@ -40,6 +41,6 @@ MATMUL = KernelOp(
     groups=GROUPS,
     operands=MatmulOperands,
     tuning=TUNING,
-    explain=lambda shape, target: explain(shape.problem, target, is_plain=shape.is_plain),
+    explain=lambda shape, target: explain(resolved(shape.problem, target), target, is_plain=shape.is_plain),
     table_entries=_table_entries,
 )

@@ -23,6 +23,10 @@ OUT_DTYPES = {
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }
+# Kernels that multiply float32 for `tf32x3` by limbs: operands are copied first, rounded to tf32, with what is left of them
+# beside that. Three products of limbs are one of tf32, along a K three times as long. Others multiply float32 as it is.
+LIMB_KERNELS = frozenset({"tma", "pointer"})
+LIMBS_OF_K = 3
 # Kernels that read their operands through descriptors, box by box.
 BOX_KERNELS = frozenset({"tma", "wgmma"})
 # Rows (swapped: columns) of a tile that one consumer of the kernel for Hopper multiplies, and its warps.
@@ -295,8 +299,31 @@ def resolve_precision(precision: str, target: Target) -> str:
     return precision
 
 
+def resolved(problem: Problem, target: Target) -> Problem:
+    """`problem` as `target` multiplies it."""
+    precision = resolve_precision(problem.precision, target) if problem.dtype == "float32" else problem.precision
+    return problem if precision == problem.precision else replace(problem, precision=precision)
+
+
+def has_limbs(problem: Problem, config: Config) -> bool:
+    """Whether operands are copied in limbs, and those multiplied as tf32."""
+    return config.is_copied and takes_limbs(problem, config.kernel)
+
+
+def takes_limbs(problem: Problem, kernel: str) -> bool:
+    """Whether `kernel` multiplies limbs of what `problem` has."""
+    return problem.precision == "tf32x3" and kernel in LIMB_KERNELS
+
+
+def limb_k(k: int) -> int:
+    """Returns how long K is in the copy of one limb: whole pieces of 16 bytes."""
+    return cdiv(k, 4) * 4
+
+
 def copied_operands(problem: Problem, kernel: str) -> tuple[bool, bool]:
     """Whether `a` and `b` are copied where operands are: those that `kernel` cannot read, or reads slowly."""
+    if takes_limbs(problem, kernel):
+        return True, True
     a_major, b_major = _rows_for(problem, kernel)
     is_a, is_b = a_major != problem.a_major, b_major != problem.b_major
     return is_a or not problem.is_padded_a, is_b or not problem.is_padded_b
@@ -304,12 +331,23 @@ def copied_operands(problem: Problem, kernel: str) -> tuple[bool, bool]:
 
 def as_read(problem: Problem, config: Config) -> Problem:
     """`problem` as the kernel of `config` meets it: after the copies, where there are any."""
+    if problem.precision == "tf32x3" and not has_limbs(problem, config):
+        problem = _as_it_is(problem)
     return _as_copied(problem, config.kernel) if config.is_copied else problem
+
+
+@functools.lru_cache(maxsize=64)
+def _as_it_is(problem: Problem) -> Problem:
+    return replace(problem, precision="ieee")
 
 
 @functools.lru_cache(maxsize=64)
 def _as_copied(problem: Problem, kernel: str) -> Problem:
     """Looked up, since every candidate of a choice asks."""
+    if takes_limbs(problem, kernel):
+        k = LIMBS_OF_K * limb_k(problem.k)
+        both = replace(problem, k=k, a_major="k", b_major="k", is_aligned_in=True)
+        return replace(both, is_padded_a=True, is_padded_b=True)
     a_major, b_major = _rows_for(problem, kernel)
     unit = 16 // ITEM_BYTES[problem.dtype]
     lengths = (problem.k if a_major == "k" else problem.m, problem.n if b_major == "n" else problem.k)

@@ -333,6 +333,7 @@ def matmul_tma_kernel(
     GROUP_M: tl.constexpr,
     IS_SWAPPED: tl.constexpr,
     HALVES: tl.constexpr,
+    SUM_STEPS: tl.constexpr,
     FLATTEN: tl.constexpr,
     OVERLAP: tl.constexpr,
     IN_PTX: tl.constexpr,
@@ -346,7 +347,8 @@ def matmul_tma_kernel(
     A_MAJOR and B_MAJOR name the contiguous dimension, as in `matmul_kernel`. IS_SWAPPED computes the tile's transpose,
     which lets BLOCK_M be 16 while the matrix unit still takes its 64 rows from `b`. STORE_BOXES stores OUT_TYPE through
     a descriptor, in HALVES parts of the tile. So the staging buffer leaves room for another stage of operands. K is
-    then not split, and IS_PLAIN means that the product has no epilogue. Without boxes `store_typed` stores.
+    then not split, and IS_PLAIN means that the product has no epilogue. Without boxes `store_typed` stores. The matrix unit
+    cuts its sums off instead of rounding them, so with SUM_STEPS it adds up so many steps only.
     """
     await_previous(OVERLAP)
     num_pid_m = tl.cdiv(m, BLOCK_M)
@@ -370,6 +372,7 @@ def matmul_tma_kernel(
         # Without boxes, columns are stored in pieces that begin at multiples of the block.
         column = start_of(pid_n, n, BLOCK_N, LINE) if STORE_BOXES else pid_n * BLOCK_N
         acc = tl.zeros((BLOCK_N, BLOCK_M) if IS_SWAPPED else (BLOCK_M, BLOCK_N), dtype=ACC_TYPE)
+        whole = acc
         for step in range(first_step, last_step):
             at = step * BLOCK_K
             a = load_box(a_desc, entry * step_a, row, at, A_MAJOR == "m")
@@ -378,6 +381,12 @@ def matmul_tma_kernel(
                 acc = multiply(b.T, a.T, acc, PRECISION, IMPRECISE_K, UPCAST)
             else:
                 acc = multiply(a, b, acc, PRECISION, IMPRECISE_K, UPCAST)
+            if SUM_STEPS > 0:  # noqa: SIM102  (a constant)
+                if (step - first_step) % SUM_STEPS == SUM_STEPS - 1:
+                    whole += acc
+                    acc = tl.zeros_like(acc)
+        if SUM_STEPS > 0:
+            acc += whole
         if IS_SWAPPED:
             acc = acc.T
         offs_m = row + tl.arange(0, BLOCK_M)

@@ -15,6 +15,8 @@ from typing import Any
 from tilewire.kernels.matmul.configs import (
     BOX_KERNELS,
     CONSUMER_ROWS,
+    LIMB_KERNELS,
+    LIMBS_OF_K,
     OUT_DTYPES,
     Config,
     Problem,
@@ -31,6 +33,7 @@ from tilewire.kernels.matmul.configs import (
     resolve_precision,
     right_of,
     stages_beside,
+    takes_limbs,
 )
 from tilewire.kernels.matmul.facts import Facts
 from tilewire.kernels.runtime.kinds import ITEM_BYTES
@@ -60,7 +63,7 @@ MAX_CLUSTER_SUMS, _MIN_STAGES = 96 * 64, 4
 # Bytes of a row of a box that lie in one column of shared memory.
 _COLUMN_BYTES = 128
 # Scratch memory is kept, so larger operands are read where they are.
-MAX_COPIED_BYTES = 1 << 30
+MAX_COPIED_BYTES = 2 << 30
 # More programs than this many times the multiprocessors gain nothing from another split of K.
 MAX_WAVES = 4
 # Small blocks reach every tail and loop of the kernels at sizes that an interpreter can do.
@@ -323,7 +326,8 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
     for dtype in OUT_DTYPES:
         if not is_supported(dtype, target):
             continue
-        for precision in precisions_of(dtype):
+        # A device that lacks a precision has no binaries for it.
+        for precision in dict.fromkeys(resolve_precision(one, target) for one in precisions_of(dtype)):
             shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
             yield from _pointer_members(shown, target)
             yield from _fma_members(shown, target)
@@ -341,27 +345,31 @@ def is_supported(dtype: str, target: Target) -> bool:
 
 
 def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """The tiles of `problem`'s arithmetic; the device's own arithmetic where it lacks the requested one."""
-    arithmetic = arithmetic_of(problem)
-    if problem.dtype == "float32":
-        arithmetic = resolve_precision(arithmetic, target)
+    """The tiles that may compute `problem`: those of its arithmetic, or of a finer one."""
+    finer = _tiles_of_arithmetic("ieee", target) if arithmetic_of(problem) == "tf32x3" else ()
+    return (*_tiles_of_arithmetic(arithmetic_of(problem), target), *finer, *ELEMENTS)
+
+
+def _tiles_of_arithmetic(arithmetic: str, target: Target) -> Iterator[Tile]:
     # A table that was measured without fast sums has the same tiles for them.
     keys = (
         arithmetic if arithmetic in tiles_of(target) else arithmetic.removesuffix(" fast"),
         arithmetic.removesuffix(" fast") + SCALAR,
     )
-    return (*(tile for key in keys for tile in tiles_of(target).get(key, ())), *ELEMENTS)
+    return (tile for key in keys for tile in tiles_of(target).get(key, ()))
 
 
 def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
     layouts = [("vec16", a_major, b_major) for a_major in "km" for b_major in "nk"]
     layouts += [("scalar", a_major, b_major) for _, a_major, b_major in layouts] + [("scalar", "any", "any")]
+    if takes_limbs(shown, "pointer"):
+        layouts = [(store, "k", "k") for store in ("vec16", "scalar")]
     for store, a_major, b_major in layouts:
         specialization = Specialization("pointer", shown.dtype, shown.precision, a_major, b_major, store)
         if target.backend == "interpreter":
             yield specialization, INTERPRETED
             continue
-        for tile in tiles_for(shown, target):
+        for tile in _tiles_of_arithmetic(arithmetic_of(shown), target):
             if tile.config.kernel == "pointer" and tile.store in ("", store):
                 yield specialization, tile.config
 
@@ -394,7 +402,8 @@ def _tma_members(shown: Problem, target: Target) -> Iterator[tuple[Specializatio
             for tile in tiles_for(problem, target):
                 if tile.config.kernel != "tma":
                     continue
-                specialization = specialization_of(boxed, tile.config, is_plain=is_plain)
+                read_by = replace(tile.config, is_copied=takes_limbs(problem, "tma"))
+                specialization = specialization_of(boxed, read_by, is_plain=is_plain)
                 is_offered = _is_offered(tile, store, a_major, for_main=is_main(problem), is_plain=is_plain)
                 if is_offered and specialization.store == store and specialization.is_plain == is_plain:
                     yield specialization, tile.config
@@ -423,7 +432,8 @@ def _interpreted_members(shown: Problem) -> Iterator[tuple[Specialization, Confi
             problem = replace(problem, a_major=a_major, b_major=b_major)
             for is_aligned_out in (True, is_boxed):
                 stored = replace(problem, is_aligned_out=is_aligned_out)
-                yield specialization_of(stored, INTERPRETED_TMA, is_plain=is_plain), INTERPRETED_TMA
+                read_by = replace(INTERPRETED_TMA, is_copied=takes_limbs(problem, "tma"))
+                yield specialization_of(stored, read_by, is_plain=is_plain), INTERPRETED_TMA
 
 
 def is_scalar(dtype: str, precision: str, target: Target) -> bool:
@@ -497,12 +507,16 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
     return config.kernel != "tma" or read.is_padded_in
 
 
+# By arithmetic: kernels that may pay for copies of their operands. All others: `BOX_KERNELS`.
+_COPYING = {"ieee": {"pointer", "fma"}, "tf32x3": {"fma", *LIMB_KERNELS}}
+
+
 def can_copy(problem: Problem, kernel: str) -> bool:
     """Whether copying operands first makes a difference to `kernel` that may pay."""
-    meant = {"pointer", "fma"} if arithmetic_of(problem) == "ieee" else BOX_KERNELS
+    meant = _COPYING.get(arithmetic_of(problem), BOX_KERNELS)
     if not (kernel in meant and problem.is_copyable and any(copied_operands(problem, kernel))):
         return False
-    elements = problem.batch * problem.k * (problem.m + problem.n)
+    elements = problem.batch * problem.k * (problem.m + problem.n) * (LIMBS_OF_K if takes_limbs(problem, kernel) else 1)
     return elements * ITEM_BYTES[problem.dtype] <= MAX_COPIED_BYTES
 
 

@@ -11,6 +11,7 @@ from tilewire.kernels.copy.operands import Copied, launch_of
 from tilewire.kernels.matmul.configs import (
     ACTIVATIONS,
     BOX_KERNELS,
+    LIMBS_OF_K,
     SCALE_STEPS,
     VENDOR,
     Config,
@@ -20,6 +21,9 @@ from tilewire.kernels.matmul.configs import (
     as_read,
     cdiv,
     copied_operands,
+    has_limbs,
+    limb_k,
+    resolved,
 )
 from tilewire.kernels.matmul.members import launched_on, specialization_of
 from tilewire.kernels.matmul.select import among_rows, select, select_invariant
@@ -90,7 +94,9 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
     operands = tuple(names[_operand_of(name)] for name in launch.addressed)
     steps = [Step(launch, operands)]
     if copies:
-        first = launch_of(copies.get("a"), copies.get("b"), dtype.itemsize, device)
+        first = launch_of(
+            copies.get("a"), copies.get("b"), dtype.itemsize, device, has_limbs=has_limbs(problem, config)
+        )
         steps.insert(0, Step(first, (given["a"], given["b"], *read_from.values())))
     return Pipeline(_TENSORS, steps, device, parts, tiles if is_split else 0)
 
@@ -202,6 +208,7 @@ def plan_of(
     dtypes = (name_of(a.dtype), name_of(out.dtype))
     problem = problem_of(view, *dtypes, precision, are_in_aligned=(a_aligned, b_aligned), is_out_aligned=out_aligned)
     target = current(a.get_device())
+    problem = resolved(problem, target)
     if config == "invariant":
         problem = among_rows(problem)
         return view, problem, select_invariant(problem, target)
@@ -242,25 +249,26 @@ def _copies(view: View, problem: Problem, config: Config) -> tuple[View, dict[st
     read = as_read(problem, config)
     item_bytes, batch = ITEM_BYTES[problem.dtype], problem.batch
     is_a, is_b = copied_operands(problem, config.kernel)
+    limbs = LIMBS_OF_K if has_limbs(problem, config) else 1
     found = {}
     if is_a:
-        found["a"], a = _copy(view.a, (view.m, view.k), batch, item_bytes, is_by_row=read.a_major == "k")
+        found["a"], a = _copy(view.a, (view.m, view.k), batch, item_bytes, limbs, is_by_row=read.a_major == "k")
         view = replace(view, a=a)
     if is_b:
-        found["b"], b = _copy(view.b, (view.k, view.n), batch, item_bytes, is_by_row=read.b_major == "n")
+        found["b"], b = _copy(view.b, (view.k, view.n), batch, item_bytes, limbs, is_by_row=read.b_major == "n")
         view = replace(view, b=b)
-    return view, found
+    return replace(view, k=read.k), found
 
 
 def _copy(
-    strides: Strides, extents: tuple[int, int], batch: int, item_bytes: int, *, is_by_row: bool
+    strides: Strides, extents: tuple[int, int], batch: int, item_bytes: int, limbs: int, *, is_by_row: bool
 ) -> tuple[Copied, Strides]:
-    """One operand's copy, its rows contiguous or else its columns, and the strides to read it with."""
+    """One operand's copy, its rows contiguous or else its columns, `limbs` of each, and the strides to read it with."""
     _, entry_step, row_stride, column_stride = strides
     rows, columns, steps = *extents, (row_stride, column_stride)
     if not is_by_row:
         rows, columns, steps = columns, rows, (column_stride, row_stride)
-    pitch = row_step(columns, item_bytes)
+    pitch = row_step(columns if limbs == 1 else limbs * limb_k(columns), item_bytes)
     copied = Copied(batch if entry_step else 1, rows, columns, (entry_step, *steps), pitch)
     entry_pitch = rows * pitch if entry_step else 0
     return copied, (0, entry_pitch, pitch, 1) if is_by_row else (0, entry_pitch, 1, pitch)

@@ -15,7 +15,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import cast
 
-from tilewire.kernels.matmul.configs import VENDOR, Config, Problem, as_read, cdiv, copied_operands, is_read_in_pieces
+from tilewire.kernels.matmul.configs import (
+    LIMBS_OF_K,
+    VENDOR,
+    Config,
+    Problem,
+    as_read,
+    cdiv,
+    copied_operands,
+    has_limbs,
+    is_read_in_pieces,
+    takes_limbs,
+)
 from tilewire.kernels.matmul.facts import counts_of, facts_of
 from tilewire.kernels.matmul.members import (
     FEW_ROWS,
@@ -164,12 +175,15 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     if config.kernel == "element":
         return _element_amounts(problem, config, occupancy, target, is_plain=is_plain)
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
-    copied_bytes = 2 * problem.batch * _copied_bytes(problem, config)
+    # Read once, and written once for each limb that is multiplied.
+    written = LIMBS_OF_K if has_limbs(problem, config) else 1
+    copied_bytes = (1 + written) * problem.batch * _copied_bytes(problem, config)
+    arithmetic = "tf32" if has_limbs(problem, config) else arithmetic_of(as_read(problem, config))
     problem = as_read(problem, config)
     rows, columns, programs, steps, turns, waves = counts_of(problem, config, occupancy, target)
     splits = config.split_k
     tile = config.block_m * config.block_n
-    sm_rate = target.sm_flops_per_us(arithmetic_of(problem))
+    sm_rate = target.sm_flops_per_us(arithmetic)
     matrix_us = 0.0 if config.kernel == "vector" else turns * steps * 2 * tile * config.block_k / sm_rate
     loaded: float = turns * steps * config.block_k * item_bytes
     # Rows and columns past the end are not loaded. Short runs of memory are loaded with what is around them.
@@ -292,8 +306,9 @@ def _select_interpreted(problem: Problem) -> Config:
         return next(config for config in INTERPRETED_VECTORS if problem.m <= config.block_m)
     is_boxed = stores_boxes(problem, INTERPRETED_TMA)
     split_k = 2 if problem.k > 64 and not is_boxed else 1
-    has_boxes = problem.is_padded_in and problem.is_aligned_out
-    return replace(INTERPRETED_TMA if has_boxes else INTERPRETED, split_k=split_k)
+    is_copied = takes_limbs(problem, "tma") and can_copy(problem, "tma")
+    has_boxes = (problem.is_padded_in or is_copied) and problem.is_aligned_out
+    return replace(INTERPRETED_TMA if has_boxes else INTERPRETED, split_k=split_k, is_copied=is_copied)
 
 
 def _override(problem: Problem, target: Target, *, is_plain: bool) -> Config | None:

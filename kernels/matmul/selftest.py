@@ -71,7 +71,8 @@ def case_of(specialization: Specialization, config: Config, device: torch.device
     out.fill_(-100)
     is_always_shared = specialization.kernel != "wgmma" and specialization.store != "tma" and can_split(config)
     splits = max(specialization.splits, 2 if is_always_shared else 1)
-    return _Case(a, b, out, epilogue, expected, replace(config, split_k=splits))
+    has_limbs = specialization.precision == "tf32x3"
+    return _Case(a, b, out, epilogue, expected, replace(config, split_k=splits, is_copied=has_limbs))
 
 
 # Binaries that take the same operands follow one another.

@@ -16,6 +16,7 @@ from tilewire.kernels.matmul.configs import (
     Config,
     Problem,
     precisions_of,
+    resolved,
 )
 from tilewire.kernels.matmul.members import SPLITS, is_possible, members
 from tilewire.kernels.matmul.select import select
@@ -114,12 +115,12 @@ class MatmulShape:
             raise ShapeError(f"activation: {self.activation} needs a floating-point output, not int32")
 
     def chosen(self, target: Target) -> Config:
-        return select(self.problem, target, is_plain=self.is_plain)
+        return select(resolved(self.problem, target), target, is_plain=self.is_plain)
 
     def candidates(self, target: Target) -> Iterator[Config]:
         for config, split_k, is_copied in itertools.product(_configs_of(target), SPLITS, (False, True)):
             whole = replace(config, split_k=split_k, is_copied=is_copied)
-            if is_possible(self.problem, whole, target, is_plain=self.is_plain):
+            if is_possible(resolved(self.problem, target), whole, target, is_plain=self.is_plain):
                 yield whole
 
 
@@ -148,7 +149,7 @@ _LAYERS = (
 def _of(generator: random.Random, m: int, n: int, k: int, dtype: str = "", *, is_padded: bool = True) -> MatmulShape:
     """A product of these sizes in a random layout; bfloat16 where no dtype is named."""
     dtype, _, precision = (dtype or "bfloat16").partition(" ")
-    is_any = dtype in ("bfloat16", "float16") or precision == "ieee"
+    is_any = dtype in ("bfloat16", "float16") or precision in ("ieee", "tf32x3")
     majors = generator.choice(["kn"] * 10 + ["kk"] * 7 + ["mn"] * 3) if is_any else "kk"
     return MatmulShape(m, n, k, 1, dtype, "", precision or "ieee", majors[0], majors[1], is_padded)
 
@@ -219,7 +220,7 @@ GROUPS = (
     ShapeGroup("float8 fast", _any_of("float8_e4m3fn fast"), 36),
     ShapeGroup("int8", _any_of("int8"), 34),
     ShapeGroup("tf32", _any_of("float32 tf32", 4096), 26),
-    ShapeGroup("tf32x3", _any_of("float32 tf32x3", 2048), 10),
+    ShapeGroup("tf32x3", _any_of("float32 tf32x3", 4096), 26),
     ShapeGroup("ieee", _any_of("float32 ieee", 4096), 26),
     ShapeGroup("batched", _batch, 20),
     ShapeGroup("epilogues", _with_epilogue, 24),

@@ -23,6 +23,7 @@ from tilewire.kernels.matmul.configs import (
     is_narrow,
     is_read_in_pieces,
     place_of,
+    takes_limbs,
 )
 from tilewire.kernels.matmul.facts import facts_of
 from tilewire.kernels.matmul.members import (
@@ -85,15 +86,21 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
     # Aligned rows that are no whole boxes are stored as those that begin anywhere, which have a section of their own.
     if has_wgmma(read, target) and (problem.is_boxed_out or not problem.is_aligned_out):
         found += [config for config in _wgmma(arithmetic, problem.dtype, target) if _is_near(config, problem)]
-    if has_fma(as_read(problem, Config("fma", 16, 16, 16, is_copied=can_copy(problem, "fma"))), target):
+    # A finer arithmetic's kernels are tuned by themselves.
+    has_limbs = takes_limbs(problem, "tma")
+    if not has_limbs and has_fma(
+        as_read(problem, Config("fma", 16, 16, 16, is_copied=can_copy(problem, "fma"))), target
+    ):
         found += _fma(problem, target)
-    if is_copied or not found:
+    if (is_copied and not has_limbs) or not found:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
         found += _vector(problem)
     choices = itertools.product(dict.fromkeys(found), SPLITS, (False, True), _SHARES)
     for config, split_k, is_copied, shares in choices:
         whole = replace(config, split_k=split_k, is_copied=is_copied, shares=shares)
+        if has_limbs and not is_copied:
+            continue
         if shares and not (config.kernel == "wgmma" and arithmetic == "half" and _is_short(problem, whole, target)):
             continue
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
@@ -116,7 +123,8 @@ def _tall(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
     item_bytes, out_bytes = ITEM_BYTES[dtype], ITEM_BYTES[OUT_DTYPES[dtype][0]]
     for (block_m, block_n), k_bytes, num_warps in itertools.product(_TILES, (128, 256), (4, 8)):
         sums = block_m * block_n // (32 * num_warps)
-        is_coarse = arithmetic == "tf32x3" and (k_bytes > 128 or sums > 64)
+        # Sums of each step come on top.
+        is_coarse = arithmetic == "tf32x3" and sums > 64
         is_spread = num_warps == 8 and block_m * block_n < 128 * 128
         if not _MIN_SUMS <= sums <= _MAX_SUMS or is_coarse or is_spread:
             continue
@@ -298,7 +306,7 @@ _SIZES = {
     "float8 scalar": (7, 3, 0.0008),
     "tf32 scalar": (0, 5, 0.004),
     "ieee": (13, 4, 0.001),
-    "tf32x3": (4, 4, 0.002),
+    "tf32x3": (6, 4, 0.002),
 }
 
 

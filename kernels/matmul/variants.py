@@ -16,7 +16,6 @@ from tilewire.kernels.matmul.configs import (
     boxes_of,
     place_of,
     programs_on,
-    resolve_precision,
     right_of,
     stages_beside,
 )
@@ -34,6 +33,10 @@ from tilewire.kernels.runtime.targets import Target
 # Registers of a multiprocessor. Each group of four warps has its own; the warp that loads is in a group of four.
 _SM_REGISTERS, _GROUP_THREADS = 1 << 16, 128
 
+# How the matrix unit multiplies for a precision, where that has another name.
+_PRECISIONS = {"fast": "ieee", "tf32x3": "tf32"}
+# Length of K for which the matrix unit adds up products of limbs.
+_SUMMED_LIMBS = 512
 _TYPES = {"float16": tl.float16, "bfloat16": tl.bfloat16, "float32": tl.float32, "int32": tl.int32}
 
 
@@ -58,12 +61,13 @@ def units_of(specialization: Specialization) -> dict[str, int]:
 
 def _build_pointer(specialization: Specialization, config: Config, target: Target) -> Variant:
     units = units_of(specialization)
+    has_limbs = specialization.precision == "tf32x3"
     constants = {
         "M_UNIT": units["m"],
         "N_UNIT": units["n"],
         "K_UNIT": units["k"],
         "IN_UNIT": units["in"],
-        "SUMS_BLOCKS": specialization.dtype == "float32" and config.block_m <= 32,
+        "SUMS_BLOCKS": specialization.dtype == "float32" and (config.block_m <= 32 or has_limbs),
         "STAGES": config.num_stages,
     }
     types = dict.fromkeys(("a_ptr", "b_ptr"), pointer(specialization.dtype))
@@ -112,6 +116,7 @@ def _build_tma(specialization: Specialization, config: Config, target: Target) -
         "OUT_TYPE": _TYPES[specialization.out_dtype],
         "IS_SWAPPED": config.is_swapped,
         "HALVES": config.halves if is_boxed else 1,
+        "SUM_STEPS": _SUMMED_LIMBS // config.block_k if specialization.precision == "tf32x3" else 0,
         "FLATTEN": config.is_persistent,
     }
     return _assemble(matmul_tma_kernel, types, constants, specialization, config, target)
@@ -244,7 +249,7 @@ def _assemble(
         "A_MAJOR": specialization.a_major,
         "B_MAJOR": specialization.b_major,
         "IN_PIECES": in_pieces,
-        "PRECISION": "ieee" if is_fast else resolve_precision(specialization.precision, target),
+        "PRECISION": _PRECISIONS.get(specialization.precision, specialization.precision),
         "IMPRECISE_K": config.block_k if specialization.dtype.startswith("float8") and not is_fast else None,
         "UPCAST": target.backend == "interpreter" and specialization.dtype == "bfloat16",
         "BLOCK_M": config.block_m,
