@@ -46,26 +46,28 @@ class EngineSearch(EngineOp[SearchOptions]):
         if not width:
             # Queries without elements are equal.
             queries = queries[:1]
-        score_of = self._scoring(inputs, options)
+        centre = self._norms_of(inputs, "centre", lambda: _centre(b)) if options.metric == "l2" else None
+        score_of = self._scoring(inputs, options, centre)
         found = []
         for part in torch.split(queries, max(MIN_QUERIES, MAX_SCORES // len(b))):
             scored = _Scored(score_of(part.double()), len(part), b, bias, options.metric != "l2")
-            if options.metric == "l2" and a.is_floating_point():
-                found.append(_nearest(part, scored, options.k))
+            if centre is not None and a.is_floating_point():
+                found.append(_nearest(part, scored, options.k, centre))
             else:
                 found.append(scored.best(options.k))
         values, indices = (torch.cat(one).expand(rows, -1) for one in zip(*found, strict=True))
         shape = (*a.shape[:-1], options.k)
         return values.reshape(shape), indices.reshape(shape)
 
-    def _scoring(self, inputs: Operands, options: SearchOptions) -> Callable[[torch.Tensor], _Score]:
+    def _scoring(
+        self, inputs: Operands, options: SearchOptions, centre: torch.Tensor | None
+    ) -> Callable[[torch.Tensor], _Score]:
         """Returns what makes the score of (M, K) float64 queries on the CPU; it has the norms of the items."""
         b = inputs["b"]
         if options.metric == "cosine":
             norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
             return lambda a: _cosine(a, norms)
-        if options.metric == "l2":
-            centre = self._norms_of(inputs, "centre", lambda: _centre(b))
+        if centre is not None:
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
             return lambda a: _distance(a, centre, squares)
         return lambda a: lambda items, _at: torch.matmul(a, items.mT)
@@ -213,20 +215,30 @@ def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _
     return score
 
 
-def _nearest(a: torch.Tensor, scored: _Scored, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _differences(a: torch.Tensor) -> _Score:
+    """Makes the score of (M, K) queries by squared distance as a sum of squared differences, which loses no digits."""
+    return lambda items, _at: torch.stack([(items - query).square_().sum(-1) for query in a])
+
+
+def _nearest(a: torch.Tensor, scored: _Scored, k: int, centre: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses k items of each query by sums of squared differences, as the GPU's kernels do.
+
+    Distances made of norms and products choose the candidates. Queries for which those may have missed an item are scored
+    again, against all items.
 
     Args:
         a: (M, K) queries.
         scored: Their distances made of norms and products, which lose digits where norms are large beside them.
         k: Number of items.
+        centre: (K,) point from which `scored` counts.
 
     Returns:
         (M, k) float32 distances, smallest first, and (M, k) int64 indices.
     """
     b, bias = scored.b, scored.bias
     count = min(2 * k + SPARE_CANDIDATES, b.shape[0])
-    candidates = scored.best(count)[1].sort(dim=-1).values
+    bounds, candidates = scored.best(count)
+    candidates = candidates.sort(dim=-1).values
     distances = torch.empty(candidates.shape)
     at_once = max(1, MAX_GATHERED // (count * max(b.shape[1], 1)))
     for queries, chosen, into in zip(*(torch.split(one, at_once) for one in (a, candidates, distances)), strict=True):
@@ -235,4 +247,30 @@ def _nearest(a: torch.Tensor, scored: _Scored, k: int) -> tuple[torch.Tensor, to
     if bias is not None:
         distances += bias.float()[candidates]
     values, places = best(distances, k, largest=False, is_nan_large=False)
-    return values, candidates.gather(-1, places)
+    indices = candidates.gather(-1, places)
+    if count < len(b) and (missed := _may_have_missed(a.double() - centre, bounds[:, -1], values[:, -1], bias)).any():
+        exact = scored._replace(score=_differences(a[missed].double()), num_queries=int(missed.sum()))
+        values[missed], indices[missed] = exact.best(k)
+    return values, indices
+
+
+def _may_have_missed(
+    queries: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns, as (M,) booleans, for which queries an item that is no candidate may be among the nearest.
+
+    An item whose distance is D lies within 2 · (norm² of the query + D) of the centre, so its distance made of norms and
+    products is off by that many roundings of float64 for each element. That does no harm where it is less than float32
+    shows, nor where candidates behind the worst result are farther away than that.
+
+    Args:
+        queries: (M, K) float64 queries less the centre.
+        bounds: (M,) scores of the last candidates, made of norms and products.
+        worst: (M,) scores of the last results, made of differences.
+        bias: (N,) added to the scores, or None.
+    """
+    below = 0.0 if bias is None else bias.double().neg().nan_to_num(0.0, 0.0, 0.0).clamp(min=0).max()
+    size, norms = bounds.double().abs() + below, queries.square().sum(-1)
+    error = (queries.shape[1] + 8) * 2.0**-51 * (2 * norms + size)
+    is_apart = worst.double() + 2.0**-22 * size + error < bounds.double() - error
+    return norms.isfinite() & ~is_apart & (error > 2.0**-26 * size)

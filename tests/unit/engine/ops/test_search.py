@@ -159,6 +159,24 @@ def test_the_nearest_are_found_far_from_the_origin(bench: OpBench, width: int, o
     np.testing.assert_allclose(values, np.take_along_axis(scores, indices.numpy(), -1).astype(np.float32), rtol=1e-6)
 
 
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_nearest_are_found_where_items_lie_far_from_each_other(bench: OpBench, k: int, has_bias: bool) -> None:
+    """Wherever the centre is, most of the digits of their norms are lost in it."""
+    generator = torch.Generator().manual_seed(k)
+    near = torch.randn((400, 4), generator=generator)
+    far = torch.cat([torch.full((1, 4), 1e12), 1e12 * torch.randn((200, 4), generator=generator)])
+    a = near[:7] + 0.01 * torch.randn((7, 4), generator=generator)
+    bias = torch.randn(601, generator=generator) if has_bias else torch.zeros(601)
+    # One far point moves the centre already, and with many there is none that suits.
+    for count in (401, 601):
+        inputs = {"a": a, "b": torch.cat([near, far])[:count], "bias": bias[:count]}
+        values, indices = bench.run("search", inputs, k=k, metric="l2")
+        scores = scores_of(a, inputs["b"], "l2") + inputs["bias"].numpy()
+        np.testing.assert_array_equal(indices, np.argsort(scores, axis=-1, kind="stable")[:, :k])
+        np.testing.assert_allclose(values, np.take_along_axis(scores, indices.numpy(), -1), rtol=1e-5, atol=1e-6)
+
+
 def test_an_infinite_distance_is_a_number(bench: OpBench) -> None:
     b = torch.tensor([[torch.nan, 0], [0, torch.inf], [1e30, 0], [1, 1]])
     values, indices = bench.run("search", {"a": torch.tensor([[1.0, 1.0]]), "b": b}, k=4, metric="l2")
