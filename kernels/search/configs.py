@@ -129,7 +129,7 @@ class Config:
 
 # By the items of a group: groups of 8 are those of few items, often for many queries, and programs with few registers are
 # many at once.
-_SCORES = {8: Score(1, 128, 1), 32: Score(1, 128, 4), 128: Score(1, 128, 8)}
+SCORES = {8: Score(1, 128, 1), 32: Score(1, 128, 4), 128: Score(1, 128, 8)}
 # Blocks for so many groups of 8, over all queries, of so short items, that how many programs there are decides: 200,000
 # queries among 1,000 items of 64 bfloat16, of which 10 are kept, took 3.50 ms with a program for each group, and 1.85 (of
 # nine, the best for most of 21 searches; H200).
@@ -137,7 +137,7 @@ _MANY_GROUPS, _SHORT_ITEM, _MANY_SCORES = 1 << 13, 512, Score(4, 32, 1)
 # The scores of all items by a product, whose blocks are chosen as those of any.
 PRODUCT = Config("product", 128, 1, 1, 1, 1, group=1)
 # The scores of all items where they are few, by the kernel for those of groups, and distances of all by tiles.
-DIRECT = Config("none", 1, 8, 128, 1, 1, group=8, score=_SCORES[8])
+DIRECT = Config("none", 1, 8, 128, 1, 1, group=8, score=SCORES[8])
 _TILE, _INTERPRETED_TILE = (Config("tile", block, block, 1, 4, 1, group=16) for block in (64, 16))
 _WHOLE = (
     Config("tma", 16, 128, 128, 4, 3, is_swapped=True, is_whole=True, programs_per_sm=2),
@@ -259,7 +259,7 @@ def group_for(problem: Problem, config: Config) -> int:
 def score_for(problem: Problem, group: int) -> Score:
     """Blocks of the scores of the best groups."""
     is_many = problem.m * problem.best >= _MANY_GROUPS and problem.best >= _MANY_SCORES.groups
-    return _MANY_SCORES if group == 8 and is_many and problem.k <= _SHORT_ITEM else _SCORES[group]
+    return _MANY_SCORES if group == 8 and is_many and problem.k <= _SHORT_ITEM else SCORES[group]
 
 
 def invariant(problem: Problem) -> Problem:

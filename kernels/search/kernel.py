@@ -6,8 +6,9 @@ the best order of every group of GROUP neighbouring items, and no score. The k b
 would be selected, the scores of all are sorted instead: products by the kernels of `matmul`, distances by those here.
 `topk/kernel.py` describes orders and keys, and why this is exact. 2·M·N·K flops; N·K·input size bytes at least.
 
-Products and norms for `l2` lose what all items have in common, which may be most of their digits. So float32 queries and
-items count from a centre, one of the items, while groups are selected.
+Products and norms for `l2` lose what query and item have in common, which may be most of their digits. So float32 queries and
+items count from a centre, one of the items, while groups are selected. Groups that are near a query beside its own distance
+from there get their order from differences.
 """
 
 import triton
@@ -30,6 +31,8 @@ from tilewire.kernels.topk.kernel import (
 
 COSINE = tl.constexpr(1)
 L2 = tl.constexpr(2)
+# Smallest part of the square of a query's norm whose distance norms and products give: above it they lose 6 bits at most.
+NEAR = tl.constexpr(1 / 16)
 CENTRED = tl.constexpr(3)
 
 
@@ -264,6 +267,88 @@ def search_pointer_kernel(
 
 
 @triton.jit
+def sum_rows(a_ptr, b_ptrs, k, metric, UNIT: tl.constexpr, NUM: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums of a query's row with each of NUM rows, (NUM,) float32: of products, or for `l2` of squared differences.
+
+    Also the squares of the query's elements for `cosine`, (1, BLOCK_K). Rows are read in UNITs.
+    """
+    IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
+    TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
+    whole = tl.cdiv(k, UNIT) * UNIT
+    offs_k = tl.arange(0, BLOCK_K)[None, :]
+    total = tl.zeros((NUM, BLOCK_K), TYPE)
+    squares = tl.zeros((1, BLOCK_K), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        in_words, in_k = offs_k < whole - start, offs_k < k - start
+        # What lies behind a row may be NaN.
+        a = tl.where(in_k, tl.load(a_ptr + offs_k + start, mask=in_words, other=0), 0).to(TYPE)
+        b = tl.where(in_k, tl.load(b_ptrs[:, None] + offs_k + start, mask=in_words, other=0), 0).to(TYPE)
+        if metric == L2:
+            total += (b - a) * (b - a)
+        else:
+            total += b * a
+        if metric == COSINE:
+            squares += a.to(tl.float32) * a.to(tl.float32)
+    return tl.sum(total, axis=1).to(tl.float32), squares
+
+
+@triton.jit
+def search_distances_kernel(
+    a_ptr,
+    b_ptr,
+    centred_ptr,
+    bias_ptr,
+    orders_ptr,
+    n,
+    k,
+    groups,
+    programs,
+    stride_a,
+    stride_b,
+    stride_centred,
+    has_bias,
+    UNIT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Turn the orders of groups for `l2` into those of distances, in place. Grid: (M × `programs`,).
+
+    A similarity and the query's square make a distance. Where that is small beside the square, most of its digits are lost:
+    the distances of the group's items are computed again from differences. `centred_ptr` is the queries that were multiplied.
+    Each program walks every `programs`-th block of a query's groups.
+    """
+    await_previous(OVERLAP)
+    query = (tl.program_id(0) // programs).to(tl.int64)
+    offs_k = tl.arange(0, BLOCK_K)[None, :]
+    squares = tl.zeros((1, BLOCK_K), tl.float32)
+    for start in range(0, k, BLOCK_K):
+        centred_ptrs = centred_ptr + query * stride_centred + start + offs_k
+        centred = tl.load(centred_ptrs, mask=start + offs_k < k, other=0).to(tl.float32)
+        squares += centred * centred
+    square = tl.sum(squares, axis=1)
+    orders_ptr += query * groups
+    for block in range(tl.program_id(0) % programs, tl.cdiv(groups, BLOCK_N), programs):
+        number = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        score = square - 2.0 * from_order(tl.load(orders_ptr + number, mask=number < groups, other=0), 0)
+        # Infinite squares may be those of finite differences.
+        is_known = ((tl.abs(score) >= square * NEAR) & (square < float("inf"))) | (square != square)
+        tl.store(orders_ptr + number, to_order(score, -1, LOWEST ^ -1), mask=(number < groups) & is_known)
+        left = tl.where((number < groups) & (is_known == 0), number, -1)
+        group = tl.max(left, axis=0)
+        while group >= 0:
+            item = group.to(tl.int64) * GROUP + tl.arange(0, GROUP)
+            b_ptrs = b_ptr + tl.minimum(item, n - 1) * (stride_b * UNIT)
+            distance, _ = sum_rows(a_ptr + query * (stride_a * UNIT), b_ptrs, k, L2, UNIT, GROUP, BLOCK_K)
+            distance += tl.load(bias_ptr + item, mask=(item < n) & (has_bias > 0), other=0.0)
+            order = tl.where(item < n, to_order(distance, -1, LOWEST ^ -1), LOWEST)
+            tl.store(orders_ptr + group, tl.max(order, axis=0))
+            left = tl.where(left == group, -1, left)
+            group = tl.max(left, axis=0)
+
+
+@triton.jit
 def scored_keys(score, squares, norms_ptr, bias_ptr, item, is_there, metric, has_bias):
     """Keys of (queries, items) products, or of distances; what is not there has NONE.
 
@@ -304,9 +389,6 @@ def search_score_kernel(
     that there are. `keys_ptr` is (M, `kept` · GROUP). Strides come in UNITs, and so are rows read.
     """
     await_previous(OVERLAP)
-    IS_INTEGER: tl.constexpr = a_ptr.dtype.element_ty == tl.int8
-    TYPE: tl.constexpr = tl.int32 if IS_INTEGER else tl.float32
-    whole = tl.cdiv(k, UNIT) * UNIT
     blocks = tl.cdiv(kept, GROUPS)
     query = (tl.program_id(0) // blocks).to(tl.int64)
     place = tl.program_id(0) % blocks * (GROUPS * GROUP) + tl.arange(0, GROUPS * GROUP)
@@ -316,23 +398,9 @@ def search_score_kernel(
     is_there = (number < kept) & ((group != NONE) | (is_selected == 0))
     item = tl.where(in_groups, index_of(group), number) * GROUP + place % GROUP
     is_there &= item < n
-    offs_k = tl.arange(0, BLOCK_K)[None, :]
-    a_ptrs = a_ptr + query * (stride_a * UNIT) + offs_k
-    b_ptrs = b_ptr + (tl.where(is_there, item, 0) * (stride_b * UNIT))[:, None] + offs_k
-    total = tl.zeros((GROUPS * GROUP, BLOCK_K), TYPE)
-    squares = tl.zeros((1, BLOCK_K), tl.float32)
-    for start in range(0, k, BLOCK_K):
-        in_words, in_k = offs_k < whole - start, offs_k < k - start
-        # What lies behind a row may be NaN.
-        a = tl.where(in_k, tl.load(a_ptrs + start, mask=in_words, other=0), 0).to(TYPE)
-        b = tl.where(in_k, tl.load(b_ptrs + start, mask=in_words, other=0), 0).to(TYPE)
-        if metric == L2:
-            total += (b - a) * (b - a)
-        else:
-            total += b * a
-        if metric == COSINE:
-            squares += a.to(tl.float32) * a.to(tl.float32)
-    score = tl.sum(total, axis=1).to(tl.float32)[None, :]
+    b_ptrs = b_ptr + tl.where(is_there, item, 0) * (stride_b * UNIT)
+    sums, squares = sum_rows(a_ptr + query * (stride_a * UNIT), b_ptrs, k, metric, UNIT, GROUPS * GROUP, BLOCK_K)
+    score = sums[None, :]
     square = tl.sum(squares, axis=1, keep_dims=True)
     keys = scored_keys(score, square, norms_ptr, bias_ptr, item, is_there, metric, has_bias)
     to_keys = keys_ptr + query * kept * GROUP + place[None, :]

@@ -32,8 +32,10 @@ from tilewire.kernels.search.configs import (
 )
 from tilewire.kernels.search.variants import (
     CENTRE_K,
+    DISTANCES,
     NORM_ROWS,
     centre_variant,
+    distances_variant,
     finish_variant,
     norms_variant,
     product_variant,
@@ -397,6 +399,12 @@ def _selection(
         steps.append(Step(launch, ("a", "norms", queries)))
     product = _product(m, stride, b, problem, config, sizes | {"stride_a": stride // problem.unit}, target)
     steps.append(Step(product, (queries, "b", "norms", factors, "bias", "orders")))
+    if metric == "l2":
+        # Of many queries a program walks all blocks: more programs only read the query again.
+        programs = max(1, min(-(-sizes["groups"] // DISTANCES), 16 * target.num_sms // m))
+        of_distances = sizes | {"k": k, "programs": programs, "stride_centred": stride}
+        launch = Launch(distances_variant(problem, config, target), (m * programs,), of_distances, a.device)
+        steps.append(Step(launch, ("a", "b", queries, "bias", "orders")))
     blocks = select_blocks(problem.best, target)
     selecting, select_parts = select_steps(m, sizes["groups"], problem.best, blocks, a.device)
     return steps + selecting, parts | select_parts

@@ -9,9 +9,10 @@ from tilewire.kernels.runtime.binaries import binary
 from tilewire.kernels.runtime.kinds import descriptor, pointer
 from tilewire.kernels.runtime.launch import Variant
 from tilewire.kernels.runtime.targets import Target
-from tilewire.kernels.search.configs import Config, Problem, product_precision
+from tilewire.kernels.search.configs import SCORES, Config, Problem, product_precision
 from tilewire.kernels.search.kernel import (
     search_centre_kernel,
+    search_distances_kernel,
     search_finish_kernel,
     search_norms_kernel,
     search_pointer_kernel,
@@ -25,6 +26,8 @@ from tilewire.kernels.topk.op import constants_of
 NORM_ROWS, _NORM_K = 16, 128
 # Elements of a query that one program counts from the centre.
 CENTRE_K = 1024
+# Groups of a query whose orders one program turns into those of distances.
+DISTANCES = 256
 
 
 def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Variant]:
@@ -35,6 +38,8 @@ def binaries(problem: Problem, config: Config, target: Target) -> Iterator[Varia
         return
     if config.kernel != "none":
         yield product_variant(problem, config, target)
+        if not problem.is_plain:
+            yield distances_variant(problem, config, target)
     yield score_variant(problem, config, target)
 
 
@@ -76,6 +81,20 @@ def product_variant(problem: Problem, config: Config, target: Target) -> Variant
         return binary(search_tma_kernel, types, constants, config.num_warps, target, **options)
     types |= dict.fromkeys(("a_ptr", "b_ptr"), pointer(problem.dtype))
     return binary(search_pointer_kernel, types, constants, config.num_warps, target, **options)
+
+
+def distances_variant(problem: Problem, config: Config, target: Target) -> Variant:
+    """The binary that turns orders of groups into those of distances."""
+    item = pointer(problem.dtype)
+    types = {"a_ptr": item, "b_ptr": item, "centred_ptr": item, "bias_ptr": "*fp32"}
+    score = SCORES[config.group]
+    constants = {
+        "UNIT": problem.unit,
+        "BLOCK_N": DISTANCES,
+        "GROUP": config.group,
+        "BLOCK_K": 32 if target.backend == "interpreter" else score.block_k,
+    }
+    return binary(search_distances_kernel, types, constants, score.num_warps, target)
 
 
 def score_variant(problem: Problem, config: Config, target: Target) -> Variant:

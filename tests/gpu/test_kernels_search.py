@@ -51,6 +51,21 @@ def test_cosine_and_bias(dtype, n, generator):
         torch.testing.assert_close(values.double(), scores.topk(5).values, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("far", [0, 100, 1000, 10_000])
+@pytest.mark.parametrize("k", [4, 64])
+def test_the_nearest_are_found_in_two_clusters(dtype, far, k, generator):
+    b = torch.randn((50_000, k), generator=generator, device="cuda")
+    b[::2] += far
+    b[1::2] -= far
+    b = b.to(dtype)
+    a = (b[:16] + 0.01 * torch.randn((16, k), generator=generator, device="cuda")).to(dtype)
+    values, indices = search(a, b, 10, metric="l2")
+    expected, order = search_reference(a, b, 10, metric="l2")
+    torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=0)
+    assert (indices == order).float().mean() > 0.99
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("k", [7, 24, 200, 777])
 @pytest.mark.parametrize("n", [4, 50, 500, 1000])

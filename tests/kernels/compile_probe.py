@@ -50,7 +50,13 @@ from tilewire.kernels.runtime.targets import KNOWN
 from tilewire.kernels.search.configs import FINISH, tile_for
 from tilewire.kernels.search.configs import Problem as SearchProblem
 from tilewire.kernels.search.configs import choose as choose_search
-from tilewire.kernels.search.variants import finish_variant, product_variant, score_variant, tile_variant
+from tilewire.kernels.search.variants import (
+    distances_variant,
+    finish_variant,
+    product_variant,
+    score_variant,
+    tile_variant,
+)
 from tilewire.kernels.selection.tables import is_tuned
 from tilewire.kernels.softmax.configs import Problem as SoftmaxProblem
 from tilewire.kernels.softmax.configs import select as choose_softmax
@@ -205,6 +211,8 @@ def ranking_variants(target):
         name = f"search {m} {k} {dtype} {is_plain}"
         yield name, product_variant(search, config, target)
         yield f"{name} again unaligned", score_variant(search, config, target)
+        if not is_plain:
+            yield f"{name} distances unaligned", distances_variant(search, config, target)
     for dtype in ("bfloat16", "int8", "float32"):
         search = SearchProblem(64, 64, 64, 10, dtype, is_aligned=False, is_plain=False, is_distance=True)
         yield f"search distances {dtype} unaligned", tile_variant(search, tile_for(target), target)

@@ -129,6 +129,39 @@ def test_points_far_from_zero_find_the_nearest(kernel, is_swapped, generator):
     torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["tma", "pointer"])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_nearest_are_found_where_items_lie_far_from_each_other(kernel, has_bias, generator):
+    """Wherever the centre is, most of the digits of some norms are lost in it."""
+    b = torch.randn((300, 4), generator=generator)
+    b[::3] += 1e4
+    b[1::3] -= 1e6
+    b[5], b[6] = 3e30, NAN
+    a = b[50:70] + 0.01 * torch.randn((20, 4), generator=generator)
+    a[7], a[8, 1] = NAN, INF
+    bias = torch.randn(300, generator=generator) if has_bias else None
+    values, indices = torch.full((20, 4), NAN), torch.full((20, 4), -1)
+    config = Config(kernel, 16, 32, 32, 4, 1, group=8)
+    prepare(a, b, 4, metric="l2", bias=bias, config=config)(a, b, item_norms(b, "l2"), bias, values, indices)
+    expected, order = search_reference(a, b, 4, metric="l2", bias=bias)
+    # An infinite distance is one in float64, too.
+    assert torch.equal(indices, order)
+    torch.testing.assert_close(values.double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("kernel", ["tma", "pointer"])
+def test_the_nearest_of_16_bits_are_found_where_norms_are_large(kernel, generator):
+    """From 1,024 to 2,048 whole numbers are float16's; squares and products of 33 of them are more than float32 holds."""
+    b = (1500 + torch.randint(-3, 4, (300, 33), generator=generator)).half()
+    a = b[:17] + 1
+    values, indices = torch.full((17, 9), NAN), torch.full((17, 9), -1)
+    config = Config(kernel, 16, 32, 32, 4, 1, group=8)
+    prepare(a, b, 9, metric="l2", bias=None, config=config)(a, b, item_norms(b, "l2"), None, values, indices)
+    expected, order = search_reference(a, b, 9, metric="l2")
+    assert torch.equal(indices, order)
+    assert torch.equal(values.double(), expected)
+
+
 def test_items_that_are_not_finite_leave_a_finite_centre(generator):
     b = torch.randn((40, 8), generator=generator) + 1e4
     b[3], b[4, 0], b[5, 1] = NAN, INF, 3e38
