@@ -216,8 +216,11 @@ def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _
 
 
 def _differences(a: torch.Tensor) -> _Score:
-    """Makes the score of (M, K) queries by squared distance as a sum of squared differences, which loses no digits."""
-    return lambda items, _at: torch.stack([(items - query).square_().sum(-1) for query in a])
+    """Makes the score of (M, K) float32 queries by squared distance as a sum of squared differences, which loses no digits.
+
+    The bits are those of `_nearest`: parts of sharded items may be scored either way.
+    """
+    return lambda items, _at: torch.stack([(items.float() - query).square_().sum(-1) for query in a])
 
 
 def _nearest(a: torch.Tensor, scored: _Scored, k: int, centre: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,7 +252,7 @@ def _nearest(a: torch.Tensor, scored: _Scored, k: int, centre: torch.Tensor) -> 
     values, places = best(distances, k, largest=False, is_nan_large=False)
     indices = candidates.gather(-1, places)
     if count < len(b) and (missed := _may_have_missed(a.double() - centre, bounds[:, -1], values[:, -1], bias)).any():
-        exact = scored._replace(score=_differences(a[missed].double()), num_queries=int(missed.sum()))
+        exact = scored._replace(score=_differences(a[missed].float()), num_queries=int(missed.sum()))
         values[missed], indices[missed] = exact.best(k)
     return values, indices
 

@@ -177,6 +177,18 @@ def test_the_nearest_are_found_where_items_lie_far_from_each_other(bench: OpBenc
         np.testing.assert_allclose(values, np.take_along_axis(scores, indices.numpy(), -1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 4, 33, 700])
+def test_distances_have_the_same_bits_beside_an_item_far_away(bench: OpBench, width: int) -> None:
+    """As another part of sharded items has them: equal ones rank by their index."""
+    items = torch.randn((300, width), generator=torch.Generator().manual_seed(width))
+    a = items[:5] + 0.1
+    values, indices = bench.run("search", {"a": a, "b": items}, k=9, metric="l2")
+    far = torch.cat([items, torch.full((1, width), 1e15)])
+    values_beside, indices_beside = bench.run("search", {"a": a, "b": far}, k=9, metric="l2")
+    assert torch.equal(indices, indices_beside)
+    assert torch.equal(values, values_beside)
+
+
 def test_an_infinite_distance_is_a_number(bench: OpBench) -> None:
     b = torch.tensor([[torch.nan, 0], [0, torch.inf], [1e30, 0], [1, 1]])
     values, indices = bench.run("search", {"a": torch.tensor([[1.0, 1.0]]), "b": b}, k=4, metric="l2")
