@@ -96,6 +96,28 @@ def test_the_bits_do_not_depend_on_where_an_operand_begins(shared_server: StartS
     assert len(answers) == 1
 
 
+@pytest.mark.parametrize(
+    ("call", "shapes"),
+    [
+        ("pointwise?fn=gelu", {"x": (54, 45)}),
+        ("pointwise?fn=silu", {"x": (29, 54)}),
+        ("matmul?activation=gelu", {"a": (6, 2), "b": (2, 21), "bias": (21,)}),
+        ("softmax?axis=0", {"x": (54, 45)}),
+    ],
+)
+def test_the_bits_do_not_depend_on_the_order_of_elements(
+    shared_server: StartServer, call: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """NumPy's arrays may lie in Fortran order, and their bodies do then."""
+    arrays = {name: random_array("float32", shape, 1) for name, shape in shapes.items()}
+    bodies = [encode("npz", given) for given in (arrays, {k: np.asfortranarray(v) for k, v in arrays.items()})]
+    with shared_server("--batch-invariant").client() as client:
+        answers = [client.post(f"/v1/{call}", content=body, headers=headers) for body, headers in bodies]
+    assert bodies[0] != bodies[1]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].content == answers[1].content
+
+
 @pytest.mark.slow
 def test_a_batch_changes_nothing_beyond_the_bound(start_server: StartServer) -> None:
     server = start_server("--max-queue-delay-us", "20000")

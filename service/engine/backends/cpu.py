@@ -111,7 +111,8 @@ class CpuBackend:
     def __init__(
         self, device: str = "cpu", *, batch_invariant: bool = False, ring: Callable[[], object] = lambda: None
     ) -> None:
-        # MKL's products sum in an order that depends on the addresses of their operands, up to multiples of 64.
+        # MKL's products sum in an order that depends on the addresses of their operands, up to multiples of 64, and on their
+        # strides; the last bits of functions depend on an element's place in memory.
         self._alignment = 64 if batch_invariant else 1
         self.identity = Identity("cpu", device, _processor_name(), str(torch.__version__), "none")
         self._max_threads = torch.get_num_threads()
@@ -240,7 +241,8 @@ class CpuBackend:
 
     def _concatenate(self, sources: Sequence[HostBytes], shape: tuple[int, ...]) -> torch.Tensor:
         if len(sources) == 1:
-            return tensor_of(sources[0], self._alignment)
+            operand = tensor_of(sources[0], self._alignment)
+            return operand if self._alignment == 1 else operand.contiguous()
         return torch.cat([tensor_of(source).view(-1) for source in sources]).view(shape)
 
 
