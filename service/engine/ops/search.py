@@ -273,7 +273,10 @@ def _may_have_missed(
         bias: (N,) added to the scores, or None.
     """
     below = 0.0 if bias is None else bias.double().neg().nan_to_num(0.0, 0.0, 0.0).clamp(min=0).max()
-    size, norms = bounds.double().abs() + below, queries.square().sum(-1)
+    # Past the range of float32 an error is infinite, too.
+    limit = torch.finfo(torch.float32).max
+    bounds = bounds.double().clamp(-limit, limit)
+    size, norms = bounds.abs() + below, queries.square().sum(-1)
     error = (queries.shape[1] + 8) * 2.0**-51 * (2 * norms + size)
-    is_apart = worst.double() + 2.0**-22 * size + error < bounds.double() - error
+    is_apart = worst.double() + 2.0**-22 * size + error < bounds - error
     return norms.isfinite() & ~is_apart & (error > 2.0**-26 * size)

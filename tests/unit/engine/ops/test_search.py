@@ -161,11 +161,14 @@ def test_the_nearest_are_found_far_from_the_origin(bench: OpBench, width: int, o
 
 @pytest.mark.parametrize("k", [1, 5, 40])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_nearest_are_found_where_items_lie_far_from_each_other(bench: OpBench, k: int, has_bias: bool) -> None:
+@pytest.mark.parametrize("distance", [1e12, 1e30])
+def test_the_nearest_are_found_where_items_lie_far_from_each_other(
+    bench: OpBench, k: int, has_bias: bool, distance: float
+) -> None:
     """Wherever the centre is, most of the digits of their norms are lost in it."""
     generator = torch.Generator().manual_seed(k)
     near = torch.randn((400, 4), generator=generator)
-    far = torch.cat([torch.full((1, 4), 1e12), 1e12 * torch.randn((200, 4), generator=generator)])
+    far = torch.cat([torch.full((1, 4), distance), distance * torch.randn((200, 4), generator=generator)])
     a = near[:7] + 0.01 * torch.randn((7, 4), generator=generator)
     bias = torch.randn(601, generator=generator) if has_bias else torch.zeros(601)
     # One far point moves the centre already, and with many there is none that suits.
