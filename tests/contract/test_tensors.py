@@ -111,6 +111,9 @@ def test_get_in_npy_or_safetensors_by_accept(client: httpx.Client) -> None:
     (array,) = from_safetensors(response.content).values()
     np.testing.assert_array_equal(array, A)
     assert client.get(url).headers["content-type"] == TYPES["safetensors"]
+    # A cache tells them apart by this: the tag is that of the version.
+    known = client.get(url, headers={"if-none-match": response.headers["etag"]})
+    assert [answer.headers["vary"] for answer in (response, known, client.head(url))] == ["accept"] * 3
 
 
 def test_bfloat16_is_got_as_safetensors_only(client: httpx.Client) -> None:

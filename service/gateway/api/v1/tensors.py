@@ -149,6 +149,8 @@ def _headers(info: TensorInfo) -> dict[str, str]:
     times = {"x-tensor-created": timestamp(info.created), "x-tensor-last-used": timestamp(info.last_used)}
     return {
         "etag": entity_tag(info.tag),
+        # A version has the same tag in each format.
+        "vary": "accept",
         "x-tensor-name": info.name,
         "x-tensor-dtype": info.type.dtype,
         "x-tensor-shape": ",".join(map(str, info.type.shape)),
