@@ -1,6 +1,7 @@
 """`tf32x3` by limbs: how float32 is divided, that products are right, and which kernel computes them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -96,11 +97,10 @@ def test_operands_are_copied_three_times_as_long():
 @pytest.mark.parametrize("is_aligned", [True, False])
 @pytest.mark.parametrize(("m", "n", "k"), [(16, 4096, 4096), (300, 77, 500), (1024, 1024, 1024), (4095, 4097, 4099)])
 def test_it_is_predicted_no_slower_than_ieee(m, n, k, is_aligned, majors):
-    given = (m, n, k, 1, "float32", "float32", *majors)
-    aligned = (is_aligned,) * 4
-    times = {
-        one: ranked(Problem(*given, one, *aligned, is_boxed_out=is_aligned), H200)[0] for one in ("tf32x3", "ieee")
-    }
+    aligned = {"is_aligned_in": is_aligned, "is_aligned_out": is_aligned, "is_boxed_out": is_aligned}
+    padded = {"is_padded_a": is_aligned, "is_padded_b": is_aligned}
+    problem = replace(Problem(m, n, k, 1, "float32", "float32", *majors), **aligned, **padded)
+    times = {one: ranked(replace(problem, precision=one), H200)[0] for one in ("tf32x3", "ieee")}
     assert times["tf32x3"][0] <= times["ieee"][0]
     if min(m, n, k) >= 1024:
         assert times["tf32x3"][1].kernel == "tma"
