@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -64,8 +66,18 @@ async def spawn(module: str, *arguments: str) -> Spawned:
             *arguments,
             stdin=theirs.fileno(),
             start_new_session=True,
+            cwd=folder_of_children(),
         )
     return Spawned(process, ours)
+
+
+def folder_of_children() -> str | None:
+    """The folder that processes start in: ours, or the root where ours was deleted, as by an upgrade. MKL loads in none."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return os.sep
+    return None
 
 
 class Spare:

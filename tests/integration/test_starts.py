@@ -124,6 +124,14 @@ def test_a_start_behind_nohup_outlives_its_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_engines_start_where_the_folder_of_the_command_was_deleted(tmp_path: Path) -> None:
+    (folder := tmp_path / "old").mkdir()
+    before = ("sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder))
+    with serving(tmp_path / "log", *PLAIN, before=before) as server, server.client() as client:
+        assert client.post("/v1/matmul", content=ONES).status_code == 200
+
+
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     done = subprocess.run(
