@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import structlog
 
 from tilewire.service.config.process import LogSettings
+from tilewire.service.telemetry.log_handler import standard_error
 
 # The request that is being worked on; every event that is logged meanwhile carries it, in the gateway and in the engine.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -47,7 +48,7 @@ def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundL
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = standard_error()
     handler.setFormatter(formatter)
     logging.root.handlers = [handler]
     logging.root.setLevel(settings.level.upper())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -106,6 +107,30 @@ def test_a_service_serves_where_nobody_reads_its_address(tmp_path: Path, target:
         finally:
             process.terminate()
         assert process.wait(START_TIMEOUT_S) == 0
+
+
+@pytest.mark.slow
+def test_a_log_that_nobody_reads_holds_up_no_request() -> None:
+    """As one whose reader was stopped: a terminal by Ctrl-S, a pager, a collector that hangs."""
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    command = [*COMMAND, *PLAIN, "--access-log", "--port", str(port), "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env=env) as process:
+        os.close(writer)
+        try:
+            end_s = time.monotonic() + START_TIMEOUT_S
+            while not _is_ready(address):
+                assert process.poll() is None
+                assert time.monotonic() < end_s
+                time.sleep(POLL_S)
+            with httpx.Client(base_url=address, trust_env=False) as client:
+                assert {client.post("/v1/matmul", content=ONES).status_code for _ in range(50)} == {200}
+        finally:
+            process.terminate()
+        assert process.wait(START_TIMEOUT_S) == 0
+    os.close(reader)
 
 
 def _is_ready(address: str) -> bool:

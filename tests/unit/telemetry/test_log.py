@@ -42,7 +42,7 @@ def job(number: int, request_id: str) -> Job:
     return Job(number, 1, (0, 64), request_id=request_id)
 
 
-def test_the_console_obeys_no_client(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_obeys_no_client(capfd: pytest.CaptureFixture[str]) -> None:
     before = logging.root.handlers, logging.root.level
     try:
         logger = log.configure(LogSettings(), process="tests")
@@ -54,7 +54,7 @@ def test_the_console_obeys_no_client(capsys: pytest.CaptureFixture[str]) -> None
             logger.exception("failed")
     finally:
         logging.root.handlers, logging.root.level = before
-    shown = capsys.readouterr().err
+    shown = capfd.readouterr().err
     assert not set(shown) & {chr(code) for code in (*range(10), *range(11, 32), 127, *range(128, 160))}
     assert "\\x1b[31mred\\x0d\\x0a\\x9b2J" in shown
     assert "ünïcode" in shown
