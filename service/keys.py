@@ -32,7 +32,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from tilewire.service.ops.program.op import PROGRAM
 from tilewire.service.ops.registry import OPS
-from tilewire.service.watched_files import UnusableFile
+from tilewire.service.watched_files import UnusableFile, check_regular
 
 PREFIX = "tw_"
 SECRET_BYTES = 32
@@ -143,6 +143,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         KeysError: It cannot be read, others may write it, or it is not what the format says; the message names the entry.
     """
     try:
+        check_regular(path)
         mode = path.stat().st_mode
         data = path.read_bytes()
     except OSError as error:

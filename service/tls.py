@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from tilewire.service.config.process import TlsSettings
-from tilewire.service.watched_files import FileWatch, UnusableFile
+from tilewire.service.watched_files import FileWatch, UnusableFile, check_regular
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +40,15 @@ def make_context(tls: TlsSettings) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:
+        check_regular(tls.certificate)
+        check_regular(tls.key)
         context.load_cert_chain(tls.certificate, tls.key, password=_refuse_password)
     except (OSError, ssl.SSLError, ValueError) as error:
         raise TlsError(f"{tls.certificate} with {tls.key}: {_reason(error)}") from error
     if tls.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
         try:
+            check_regular(tls.client_ca)
             context.load_verify_locations(tls.client_ca)
         except (OSError, ssl.SSLError) as error:
             problem = TlsError(f"{tls.client_ca}: {_reason(error)}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -14,6 +16,16 @@ T = TypeVar("T")
 
 class UnusableFile(Exception):
     """A file of the settings that cannot be used; the message says which and why."""
+
+
+def check_regular(path: str | Path) -> None:
+    """Checks that a path is that of a regular file: reading a pipe waits for who writes it, and a device may have no end.
+
+    Raises:
+        OSError: It is something else, or cannot be found.
+    """
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
 
 
 class FileWatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 KEYLESS = ("docs", "console", "metrics")
 
@@ -25,10 +25,15 @@ def check_url(url: str) -> None:
     """Checks the address of a server.
 
     Raises:
-        ValueError: It has no scheme, or no host.
+        ValueError: It has no scheme, no host, or a space, or its port is none.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or not _has_port(parts)
+        or url != "".join(url.split())
+    ):
         raise ValueError("expected a URL, such as http://localhost:4318")
 
 
@@ -42,9 +47,19 @@ def origins_of(origins: str) -> tuple[str, ...]:
     for part in parts:
         url = urlsplit(part)
         is_origin = url.scheme in ("http", "https") and url.netloc == part.partition("://")[2] != "" and "@" not in part
-        if part != "*" and not (is_origin and part == part.lower()):
+        if part != "*" and not (
+            is_origin and part == part.lower() and _has_port(url) and part == "".join(part.split())
+        ):
             raise ValueError(f"allow_origin: {part!r} is neither * nor an origin, such as https://example.org:8443")
     return parts
+
+
+def _has_port(url: SplitResult) -> bool:
+    """Whether the port of an address is one; none is the scheme's own."""
+    try:
+        return url.port != 0
+    except ValueError:
+        return False
 
 
 def devices_of(device: str) -> list[str]:

@@ -15,6 +15,7 @@ from tilewire.service.config.process import TlsSettings, TracingSettings
 from tilewire.service.config.settings import Settings, flag_name
 from tilewire.service.keys import KeysError, is_readable_by_everyone, read_keys
 from tilewire.service.tls import TlsError, make_context
+from tilewire.service.watched_files import check_regular
 
 GRPC_MISSING = f"gRPC needs packages that are missing: {how_to_install('grpc')}"
 TRACING_MISSING = f"tracing needs packages that are missing: {how_to_install('otel')}"
@@ -101,6 +102,7 @@ def _check_tls(settings: Settings, tls: TlsSettings) -> None:
         path: Path | None = getattr(settings, name)
         try:
             if path is not None:
+                check_regular(path)
                 path.open("rb").close()
         except OSError as error:
             raise PreflightError(name, f"{path}: {error.strerror}") from error

@@ -396,12 +396,15 @@ SERVED = ("--tls-certificate", "{certificate}", "--tls-key", "{key}")
         (("--tls-client-ca", "{authority}"), "--tls-client-ca"),
         ((*SERVED, "--tls-client-ca", "{missing}"), "--tls-client-ca: {missing}: No such file"),
         ((*SERVED, "--tls-client-ca", "{key}"), "--tls-client-ca: {key}: "),
+        (("--tls-certificate", "{pipe}", "--tls-key", "{key}"), "--tls-certificate: {pipe}: not a regular file"),
+        ((*SERVED, "--tls-client-ca", "{pipe}"), "--tls-client-ca: {pipe}: not a regular file"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_at_the_start(
     certificates: Certificates, tmp_path: Path, flags: tuple[str, ...], named: str
 ) -> None:
-    paths = {**vars(certificates), "missing": tmp_path / "none.pem"}
+    paths = {**vars(certificates), "missing": tmp_path / "none.pem", "pipe": tmp_path / "pipe"}
+    os.mkfifo(tmp_path / "pipe")
     command = [*COMMAND, "--port", "0", *(flag.format(**paths) for flag in flags)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

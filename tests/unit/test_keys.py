@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, text: str, named: str
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeysError, match="No such file"):
         read_keys(tmp_path / "none.toml")
+
+
+@pytest.mark.timeout(20)
+def test_what_has_no_end_or_no_beginning_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(KeysError, match=f"{path}: not a regular file"):
+            read_keys(path)
 
 
 def test_a_file_that_everyone_may_write_is_refused(tmp_path: Path) -> None:

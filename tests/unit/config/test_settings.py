@@ -110,6 +110,8 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"allow_origin": "https://Example.org"},
         {"allow_origin": "https://"},
         {"allow_origin": "null"},
+        {"allow_origin": "https://example.org:99999"},
+        {"allow_origin": "https://example.org https://example.com"},
         {"tls_key": "key.pem"},
         {"kernels": "fastest", "online_tuning": False},
         {"kernels": "fastest", "batch_invariant": True},
@@ -122,6 +124,10 @@ def test_a_containers_quota_counts(tmp_path: Path, files: dict[str, str], most: 
         {"keep_alive_s": math.inf},
         {"otlp_endpoint": "collector:4318"},
         {"otlp_endpoint": "http://"},
+        {"otlp_endpoint": "http://collector:99999"},
+        {"otlp_endpoint": "http://collector:port"},
+        {"otlp_endpoint": "http://collector one:4318"},
+        {"otlp_endpoint": " http://collector:4318"},
     ],
 )
 def test_what_cannot_be_is_refused(wrong: dict) -> None:
