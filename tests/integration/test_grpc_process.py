@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import signal
 import socket
@@ -17,6 +18,9 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2
 from tritonclient.utils import InferenceServerException
 
@@ -266,6 +270,42 @@ def test_a_new_certificate_is_taken_up(certificates: Certificates, tmp_path: Pat
             until_served(channel)
         with secure(server, certificates) as channel, refused(grpc.StatusCode.UNAVAILABLE, ""):
             infer(channel, REQUEST)
+
+
+@pytest.mark.slow
+def test_a_certificate_that_the_library_lacks_is_said_so(certificates: Certificates, tmp_path: Path) -> None:
+    """OpenSSL takes it, and so do the gateways of HTTP."""
+    with serving(tmp_path / "log", *FLAGS, *certificates.flags, tls=certificates.context()) as server:
+        with secure(server, certificates) as channel:
+            until_served(channel)
+        write_certificate_of_another_curve(certificates)
+        end_s = time.monotonic() + TIMEOUT_S
+        while "stays as it was" not in server.log.read_text():
+            assert time.monotonic() < end_s
+            # It is read again at a handshake.
+            with secure(server, certificates) as channel:
+                until_served(channel)
+    line = f"the certificate stays as it was: {certificates.certificate}: gRPC serves no key of this kind"
+    assert line in server.log.read_text()
+
+
+def write_certificate_of_another_curve(certificates: Certificates) -> None:
+    """Replaces key and certificate by those of a curve that Python's OpenSSL has and BoringSSL lacks."""
+    key = ec.generate_private_key(ec.SECP256K1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + dt.timedelta(days=1)
+    )
+    texts = {
+        certificates.key: key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+        certificates.certificate: made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+    }
+    for path, text in texts.items():
+        (path.parent / "next.pem").write_bytes(text)
+        (path.parent / "next.pem").replace(path)
 
 
 def test_a_request_is_traced(keyed: LiveServer, collector: Collector) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -25,7 +27,7 @@ from tilewire.service.gateway.grpc.open_inference_pb2 import DESCRIPTOR
 from tilewire.service.gateway.grpc.paths import HEALTH_SERVICE, REFLECTION_SERVICES, SERVICE
 from tilewire.service.gateway.grpc.status import code_of
 from tilewire.service.gateway.request.context import Gateway
-from tilewire.service.tls import make_context, watch_certificate
+from tilewire.service.tls import TlsError, make_context, watch_certificate
 
 logger = logging.getLogger(__name__)
 
@@ -171,19 +173,40 @@ def credentials_of(tls: TlsSettings, report: Callable[[bool], object]) -> grpc.S
         TlsError: One cannot be used.
     """
     watch = watch_certificate(tls, report)
-    make_context(tls)
 
     def configuration() -> object:
+        make_context(tls)
         pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
+        if not is_taken(pair):
+            raise TlsError(
+                f"{tls.certificate}: gRPC serves no key of this kind; RSA, P-256 and P-384 work with every client"
+            )
         client_ca = None if tls.client_ca is None else Path(tls.client_ca).read_bytes()
         return grpc.ssl_server_certificate_configuration([pair], root_certificates=client_ca)
 
     def read() -> object:
-        make_context(tls)
+        found = configuration()
         logger.info("the certificate was read again: %s", tls.certificate)
-        return configuration()
+        return found
 
     # gRPC calls it at each handshake, in a thread of its own.
     return grpc.dynamic_ssl_server_credentials(
         configuration(), lambda: watch.take(read), require_client_authentication=tls.client_ca is not None
     )
+
+
+def is_taken(pair: tuple[bytes, bytes]) -> bool:
+    """Whether the library can serve a key with its certificate: it lacks kinds that Python's OpenSSL has, such as RSA-PSS.
+
+    It says so of a port alone, so a server of nothing is given one that nobody can find.
+    """
+    server = grpc.server(ThreadPoolExecutor(1))
+    try:
+        server.add_secure_port(f"unix-abstract:{uuid4()}", grpc.ssl_server_credentials([pair]))
+    except RuntimeError:
+        return False
+    finally:
+        # What was never started keeps its port.
+        server.start()
+        server.stop(None).wait()
+    return True
