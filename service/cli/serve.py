@@ -26,6 +26,7 @@ from tilewire.service.config.settings import Settings, flag_name
 from tilewire.service.supervisor.listeners import AddressRefused, PortTaken, StartError
 from tilewire.service.supervisor.processes import Supervisor
 from tilewire.service.telemetry import log
+from tilewire.service.telemetry.log_handler import handler_of
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -142,17 +143,18 @@ def is_tilewire(url: str) -> bool:
 def announce(logger: structlog.stdlib.BoundLogger, settings: Settings, url: str, engines: list[str]) -> None:
     """Prints where the service is and a curl to paste; the service goes on where nobody reads that any more."""
     name, metrics = f"Tilewire {__version__}", f", {url}/metrics" if settings.metrics_port is None else ""
+    is_terminal = sys.stdout.isatty()
+    title, at = (typer.style(text, bold=is_terminal or None, reset=is_terminal) for text in (name, url))
     lines = (
-        f"\n{typer.style(name, bold=True)} at {typer.style(url, bold=True)}  ({'; '.join(engines)})",
+        f"\n{title} at {at}  ({'; '.join(engines)})",
         f"{settings.num_gateways} gateway(s), {len(engines)} engine(s); {url}/docs{metrics}",
         f"\nTry it:\n\n{curl_for(url, needs_key=settings.api_keys_file is not None)}\n",
     )
     try:
-        typer.echo("\n".join(lines))
+        # Not through the stream, which would wait for a reader that stalls, here or at the end.
+        handler_of(sys.stdout).write("\n".join(lines))
     except OSError as error:
         logger.warning("the address cannot be printed", url=url, reason=error.strerror)
-        # What is left of it is written again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def curl_for(url: str, *, needs_key: bool = False) -> str:

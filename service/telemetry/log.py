@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import structlog
 
 from tilewire.service.config.process import LogSettings
-from tilewire.service.telemetry.log_handler import standard_error
+from tilewire.service.telemetry.log_handler import handler_of
 
 # The request that is being worked on; every event that is logged meanwhile carries it, in the gateway and in the engine.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
@@ -48,7 +48,7 @@ def configure(settings: LogSettings, *, process: str) -> structlog.stdlib.BoundL
         foreign_pre_chain=shared,
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
     )
-    handler = standard_error()
+    handler = handler_of(sys.stderr)
     handler.setFormatter(formatter)
     logging.root.handlers = [handler]
     logging.root.setLevel(settings.level.upper())

@@ -13,10 +13,10 @@ import logging
 import os
 import select
 import stat
-import sys
 import termios
 import threading
 from collections import deque
+from typing import TextIO
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +49,31 @@ class LogHandler(logging.Handler):
         self._writer: threading.Thread | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a record, or has it wait where the descriptor takes no more."""
+        """Writes a record."""
         try:
-            line = self._line_of(record)
-            with self._changed:
-                # Behind a gap half of the room, so that a reader who is too slow for all finds few gaps.
-                if self._waiting_bytes + len(line) > MAX_WAITING_BYTES // (2 if self._num_lost else 1):
-                    self._num_lost += 1
-                    return
-                if self._num_lost:
-                    line = self._line_of(_gap_of(self._num_lost)) + line
-                    self._num_lost = 0
-                if not self._waiting_bytes and self._takes(len(line)):
-                    self._write(line)
-                else:
-                    self._wait(line)
+            self.write(self.format(record))
         except Exception:  # noqa: BLE001  (as every handler of the standard library)
             self.handleError(record)
+
+    def write(self, text: str) -> None:
+        """Writes lines, or has them wait where the descriptor takes no more.
+
+        Raises:
+            OSError: Nobody reads there any more, or the disk is full.
+        """
+        data = self._bytes_of(text)
+        with self._changed:
+            # Behind a gap half of the room, so that a reader who is too slow for all finds few gaps.
+            if self._waiting_bytes + len(data) > MAX_WAITING_BYTES // (2 if self._num_lost else 1):
+                self._num_lost += 1
+                return
+            if self._num_lost:
+                data = self._bytes_of(self.format(_gap_of(self._num_lost))) + data
+                self._num_lost = 0
+            if not self._waiting_bytes and self._takes(len(data)):
+                self._write(data)
+            else:
+                self._wait(data)
 
     def flush(self) -> None:
         """Waits until what waits is written, for no longer than `FLUSH_S`."""
@@ -95,8 +103,8 @@ class LogHandler(logging.Handler):
                 # Whoever started the service shares its descriptor, and may have set that it never waits.
                 select.select([], [self._fd], [])
 
-    def _line_of(self, record: logging.LogRecord) -> bytes:
-        return f"{self.format(record)}\n".encode(self._encoding, "backslashreplace")
+    def _bytes_of(self, text: str) -> bytes:
+        return f"{text}\n".encode(self._encoding, "backslashreplace")
 
     def _wait(self, line: bytes) -> None:
         self._waiting.append(line)
@@ -125,6 +133,6 @@ def _gap_of(num_lost: int) -> logging.LogRecord:
     return logger.makeRecord(logger.name, logging.ERROR, __file__, 0, text, (num_lost,), None)
 
 
-def standard_error() -> LogHandler:
-    """Returns a handler of standard error."""
-    return LogHandler(sys.stderr.fileno(), sys.stderr.encoding)
+def handler_of(stream: TextIO) -> LogHandler:
+    """Returns a handler of standard output or standard error."""
+    return LogHandler(stream.fileno(), stream.encoding)

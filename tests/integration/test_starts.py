@@ -110,14 +110,17 @@ def test_a_service_serves_where_nobody_reads_its_address(tmp_path: Path, target:
 
 
 @pytest.mark.slow
-def test_a_log_that_nobody_reads_holds_up_no_request() -> None:
-    """As one whose reader was stopped: a terminal by Ctrl-S, a pager, a collector that hangs."""
+@pytest.mark.parametrize("stalled", ["stdout", "stderr"])
+def test_output_that_nobody_reads_holds_up_no_request(stalled: str) -> None:
+    """As of a reader that was stopped: a terminal by Ctrl-S, a pager, a collector that hangs."""
     address = f"http://127.0.0.1:{(port := free_port())}"
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
     env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     command = [*COMMAND, *PLAIN, "--access-log", "--port", str(port), "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=writer, env=env) as process:
+    os.write(writer, bytes(4096))
+    output, errors = (writer if stalled == name else subprocess.DEVNULL for name in ("stdout", "stderr"))
+    with subprocess.Popen(command, stdout=output, stderr=errors, env=env) as process:
         os.close(writer)
         try:
             end_s = time.monotonic() + START_TIMEOUT_S
@@ -127,9 +130,10 @@ def test_a_log_that_nobody_reads_holds_up_no_request() -> None:
                 time.sleep(POLL_S)
             with httpx.Client(base_url=address, trust_env=False) as client:
                 assert {client.post("/v1/matmul", content=ONES).status_code for _ in range(50)} == {200}
-        finally:
             process.terminate()
-        assert process.wait(START_TIMEOUT_S) == 0
+            assert process.wait(START_TIMEOUT_S) == 0
+        finally:
+            process.kill()
     os.close(reader)
 
 
