@@ -1,4 +1,4 @@
-"""Scratch memory of split-K launches, one set for each stream.
+"""Scratch memory of launches that share sums or copy operands first, one set for each stream.
 
 Partial sums need no initial value; counters are zero between launches, because the program that finishes a tile puts
 its counter back. Launches on one stream follow one another and share a set; other streams have their own. Memory that
@@ -28,17 +28,24 @@ def workspace(
     """
     key = (device, stream)
     if key not in _held:
-        partial = torch.empty(max(num_partials, _MIN_PARTIALS), dtype=torch.float32, device=device)
-        count = torch.zeros(max(num_counters, _MIN_COUNTERS), dtype=torch.int32, device=device)
+        partial = torch.empty(_room_for(num_partials, _MIN_PARTIALS), dtype=torch.float32, device=device)
+        count = torch.zeros(_room_for(num_counters, _MIN_COUNTERS), dtype=torch.int32, device=device)
         _held[key] = partial, count
         return partial, count
     partial, count = _held[key]
     if partial.numel() < num_partials:
+        larger = torch.empty(_room_for(num_partials, _MIN_PARTIALS), dtype=torch.float32, device=device)
         _retired.append(partial)
-        partial = torch.empty(num_partials, dtype=torch.float32, device=device)
+        partial = larger
         _held[key] = partial, count
     if count.numel() < num_counters:
+        zeros = torch.zeros(_room_for(num_counters, _MIN_COUNTERS), dtype=torch.int32, device=device)
         _retired.append(count)
-        count = torch.zeros(num_counters, dtype=torch.int32, device=device)
+        count = zeros
         _held[key] = partial, count
     return partial, count
+
+
+def _room_for(number: int, least: int) -> int:
+    """Returns a power of two, `least` or more."""
+    return max(least, 1 << (number - 1).bit_length())
