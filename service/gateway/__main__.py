@@ -29,6 +29,8 @@ from tilewire.service.tls import CurrentContext
 
 # Number of the option in glibc's malloc.h.
 M_ARENA_MAX = -8
+# How long connections that waited when the port was closed have to bring a request, in seconds.
+CLOSING_S = 0.1
 
 
 class GatewayServer(uvicorn.Server):
@@ -70,6 +72,16 @@ class GatewayServer(uvicorn.Server):
         self._counts.set_ready(is_ready=why_not_ready(self._gateway) is None)
 
     def close(self) -> None:
+        if self.is_listening.is_set():
+            for acceptor in self.servers:
+                acceptor.close()
+            if self._door is not None:
+                self._door.close()
+            asyncio.get_running_loop().call_later(CLOSING_S, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
         self.should_exit = True
 
     def abort(self) -> None:

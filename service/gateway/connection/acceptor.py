@@ -58,16 +58,22 @@ class Acceptor:
         # How many times in a row connections were left to others.
         self._num_left = 0
         self._pause: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._logged_s = -math.inf
         door.listen(BACKLOG)
         self._loop.add_reader(door, self._on_waiting)
 
     def close(self) -> None:
-        """Takes no more connections."""
+        """Takes the connections that wait, which the system would reset with the socket, and no more."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._loop.remove_reader(self._door)
         if self._pause is not None:
             self._pause.cancel()
-            self._pause = None
+        for _ in range(BACKLOG):
+            if not self._take():
+                break
 
     async def wait_closed(self) -> None:
         """Waits for connections that are just beginning."""
@@ -107,7 +113,7 @@ class Acceptor:
             sock, _ = self._door.accept()
         except OSError as error:
             # Otherwise another gateway has it, or the client is gone: the system hands on what became of its connection.
-            if error.errno in FULL:
+            if error.errno in FULL and not self._is_closed:
                 self._log(error)
                 self._wait(FULL_S)
             return False

@@ -185,6 +185,17 @@ async def test_connections_are_taken_soon_after_descriptors_are_free(
 
 
 @in_loop
+async def test_those_that_wait_are_taken_when_it_closes(page: int, doors: list[socket.socket]) -> None:
+    counts = ConnectionCounts(page)
+    acceptor = Acceptor(doors[0], Plain, counts)
+    clients = [socket.create_connection(doors[0].getsockname()) for _ in range(5)]
+    assert counts.own == 0
+    acceptor.close()
+    assert counts.own == 5
+    await end(clients, [acceptor], [counts])
+
+
+@in_loop
 async def test_nothing_is_taken_once_closed(page: int, doors: list[socket.socket]) -> None:
     counts = ConnectionCounts(page)
     acceptor = Acceptor(doors[0], Plain, counts)
