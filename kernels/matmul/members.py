@@ -326,8 +326,7 @@ def members(target: Target) -> Iterator[tuple[Specialization, Config]]:
     for dtype in OUT_DTYPES:
         if not is_supported(dtype, target):
             continue
-        # A device that lacks a precision has no binaries for it.
-        for precision in dict.fromkeys(resolve_precision(one, target) for one in precisions_of(dtype)):
+        for precision in precisions_of(dtype):
             shown = Problem(1, 1, 1, 1, dtype, OUT_DTYPES[dtype][0], precision=precision)
             yield from _pointer_members(shown, target)
             yield from _fma_members(shown, target)
@@ -345,9 +344,12 @@ def is_supported(dtype: str, target: Target) -> bool:
 
 
 def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """The tiles that may compute `problem`: those of its arithmetic, or of a finer one."""
-    finer = _tiles_of_arithmetic("ieee", target) if arithmetic_of(problem) == "tf32x3" else ()
-    return (*_tiles_of_arithmetic(arithmetic_of(problem), target), *finer, *ELEMENTS)
+    """The tiles that may compute `problem`: those of its arithmetic, or of a finer one that the device has instead or, too."""
+    arithmetic = arithmetic_of(problem)
+    if problem.dtype == "float32":
+        arithmetic = resolve_precision(arithmetic, target)
+    finer = _tiles_of_arithmetic("ieee", target) if arithmetic == "tf32x3" else ()
+    return (*_tiles_of_arithmetic(arithmetic, target), *finer, *ELEMENTS)
 
 
 def _tiles_of_arithmetic(arithmetic: str, target: Target) -> Iterator[Tile]:
@@ -362,14 +364,17 @@ def _tiles_of_arithmetic(arithmetic: str, target: Target) -> Iterator[Tile]:
 def _pointer_members(shown: Problem, target: Target) -> Iterator[tuple[Specialization, Config]]:
     layouts = [("vec16", a_major, b_major) for a_major in "km" for b_major in "nk"]
     layouts += [("scalar", a_major, b_major) for _, a_major, b_major in layouts] + [("scalar", "any", "any")]
+    tiles = tiles_for(shown, target)
     if takes_limbs(shown, "pointer"):
+        # Other tiles of these multiply float32 as it is.
         layouts = [(store, "k", "k") for store in ("vec16", "scalar")]
+        tiles = tuple(_tiles_of_arithmetic("tf32x3", target))
     for store, a_major, b_major in layouts:
         specialization = Specialization("pointer", shown.dtype, shown.precision, a_major, b_major, store)
         if target.backend == "interpreter":
             yield specialization, INTERPRETED
             continue
-        for tile in _tiles_of_arithmetic(arithmetic_of(shown), target):
+        for tile in tiles:
             if tile.config.kernel == "pointer" and tile.store in ("", store):
                 yield specialization, tile.config
 

@@ -16,6 +16,7 @@ from tilewire.kernels.matmul.configs import (
     boxes_of,
     place_of,
     programs_on,
+    resolve_precision,
     right_of,
     stages_beside,
 )
@@ -249,7 +250,7 @@ def _assemble(
         "A_MAJOR": specialization.a_major,
         "B_MAJOR": specialization.b_major,
         "IN_PIECES": in_pieces,
-        "PRECISION": _PRECISIONS.get(specialization.precision, specialization.precision),
+        "PRECISION": resolve_precision(_PRECISIONS.get(specialization.precision, specialization.precision), target),
         "IMPRECISE_K": config.block_k if specialization.dtype.startswith("float8") and not is_fast else None,
         "UPCAST": target.backend == "interpreter" and specialization.dtype == "bfloat16",
         "BLOCK_M": config.block_m,

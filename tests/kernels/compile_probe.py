@@ -22,7 +22,7 @@ os.environ["TRITON_CACHE_DIR"] = str(Path.home() / ".triton" / "cache-with-texts
 from tilewire.kernels.add.op import Problem as AddProblem
 from tilewire.kernels.add.op import build as build_add
 from tilewire.kernels.add.op import choose as choose_add
-from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem
+from tilewire.kernels.matmul.configs import OUT_DTYPES, Problem, takes_limbs
 from tilewire.kernels.matmul.grouped.op import GroupKind
 from tilewire.kernels.matmul.members import (
     CLUSTERS,
@@ -119,9 +119,10 @@ def table_variants(target):
                 is_copyable=False,
             )
             # Scalar units, by choice or for want of others, and operands read element by element are named so.
+            read_by = replace(tile.config, is_copied=takes_limbs(problem, tile.config.kernel))
             prefix = "vector" if tile.config.kernel == "vector" or name == "ieee" else "table"
             shown = f"{prefix} {key} {index}{'' if is_wide else ' unaligned'}"
-            yield shown, build(specialization_of(problem, tile.config, is_plain=True), tile.config, target)
+            yield shown, build(specialization_of(problem, read_by, is_plain=True), tile.config, target)
             if tile.config.kernel == "wgmma" and shares_k(problem, tile.config):
                 for splits in CLUSTERS:
                     shared = replace(tile.config, split_k=splits)
