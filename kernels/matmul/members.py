@@ -344,7 +344,7 @@ def is_supported(dtype: str, target: Target) -> bool:
 
 
 def tiles_for(problem: Problem, target: Target) -> tuple[Tile, ...]:
-    """The tiles that may compute `problem`: those of its arithmetic, or of a finer one that the device has instead or, too."""
+    """The tiles of `problem`'s arithmetic, or of what the device has instead; for `tf32x3` those of `ieee`, too."""
     arithmetic = arithmetic_of(problem)
     if problem.dtype == "float32":
         arithmetic = resolve_precision(arithmetic, target)

@@ -31,9 +31,9 @@ from tilewire.kernels.topk.kernel import (
 
 COSINE = tl.constexpr(1)
 L2 = tl.constexpr(2)
+CENTRED = tl.constexpr(3)
 # Smallest part of the square of a query's norm whose distance norms and products give: above it they lose 6 bits at most.
 NEAR = tl.constexpr(1 / 16)
-CENTRED = tl.constexpr(3)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 KEYLESS = ("docs", "console", "metrics")
 
@@ -28,12 +28,7 @@ def check_url(url: str) -> None:
         ValueError: It has no scheme, no host, or a space, or its port is none.
     """
     parts = urlsplit(url)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or not _has_port(parts)
-        or url != "".join(url.split())
-    ):
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _is_sound(url):
         raise ValueError("expected a URL, such as http://localhost:4318")
 
 
@@ -47,17 +42,15 @@ def origins_of(origins: str) -> tuple[str, ...]:
     for part in parts:
         url = urlsplit(part)
         is_origin = url.scheme in ("http", "https") and url.netloc == part.partition("://")[2] != "" and "@" not in part
-        if part != "*" and not (
-            is_origin and part == part.lower() and _has_port(url) and part == "".join(part.split())
-        ):
+        if part != "*" and not (is_origin and part == part.lower() and _is_sound(part)):
             raise ValueError(f"allow_origin: {part!r} is neither * nor an origin, such as https://example.org:8443")
     return parts
 
 
-def _has_port(url: SplitResult) -> bool:
-    """Whether the port of an address is one; none is the scheme's own."""
+def _is_sound(url: str) -> bool:
+    """Whether an address has no space, and a port that can be one; without a port it is the scheme's own."""
     try:
-        return url.port != 0
+        return urlsplit(url).port != 0 and not any(map(str.isspace, url))
     except ValueError:
         return False
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -73,11 +74,7 @@ def test_a_start_with_a_closed_file_opens_it_and_drains(closed: int) -> None:
     env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env) as process:
         try:
-            end_s = time.monotonic() + START_TIMEOUT_S
-            while not _is_ready(address):
-                assert process.poll() is None
-                assert time.monotonic() < end_s
-                time.sleep(POLL_S)
+            _await(process, lambda: _is_ready(address))
             assert Path(f"/proc/{process.pid}/fd/{closed}").readlink() == Path(os.devnull)
         finally:
             process.terminate()
@@ -98,11 +95,7 @@ def test_a_service_serves_where_nobody_reads_its_address(tmp_path: Path, target:
     with log.open("wb") as errors, subprocess.Popen(command, stdout=writer, stderr=errors, env=env) as process:
         os.close(writer)
         try:
-            end_s = time.monotonic() + START_TIMEOUT_S
-            while "the address cannot be printed" not in log.read_text():
-                assert process.poll() is None
-                assert time.monotonic() < end_s
-                time.sleep(POLL_S)
+            _await(process, lambda: "the address cannot be printed" in log.read_text())
             assert _is_ready(address)
         finally:
             process.terminate()
@@ -123,11 +116,7 @@ def test_output_that_nobody_reads_holds_up_no_request(stalled: str) -> None:
     with subprocess.Popen(command, stdout=output, stderr=errors, env=env) as process:
         os.close(writer)
         try:
-            end_s = time.monotonic() + START_TIMEOUT_S
-            while not _is_ready(address):
-                assert process.poll() is None
-                assert time.monotonic() < end_s
-                time.sleep(POLL_S)
+            _await(process, lambda: _is_ready(address))
             with httpx.Client(base_url=address, trust_env=False) as client:
                 assert {client.post("/v1/matmul", content=ONES).status_code for _ in range(50)} == {200}
             process.terminate()
@@ -135,6 +124,15 @@ def test_output_that_nobody_reads_holds_up_no_request(stalled: str) -> None:
         finally:
             process.kill()
     os.close(reader)
+
+
+def _await(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    """Waits for a service that starts."""
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < end_s
+        time.sleep(POLL_S)
 
 
 def _is_ready(address: str) -> bool:

@@ -131,10 +131,15 @@ class _Line(Generic[WaitingT]):
 
     def drop_first(self, waiting: WaitingT) -> bool:
         """Drops a job that is the first of its rank. Returns whether it is."""
-        jobs = self._by_rank.get(waiting.priority or DEFAULT_RANK)
+        rank = waiting.priority or DEFAULT_RANK
+        jobs = self._by_rank.get(rank)
         if not jobs or jobs[0] is not waiting:
             return False
         jobs.popleft()
+        if not jobs and len(self._ranks) > 1:
+            # Else ranks would pile up behind a job that others pass.
+            self._ranks.remove(rank)
+            del self._by_rank[rank]
         return True
 
     def waiting(self) -> _Line[WaitingT]:
@@ -162,7 +167,7 @@ class _Flow(Generic[WaitingT]):
         used_s: Time that it was charged: the flow with the least is next.
         line: Its jobs, and some that are gone.
         num_waiting: Number of those that are still to run.
-        num_gone: Number of those in the midst of it that have gone since they were dropped last.
+        num_gone: Number of those that have gone without being dropped, since all such were dropped last.
     """
 
     used_s: float
@@ -170,12 +175,18 @@ class _Flow(Generic[WaitingT]):
     num_waiting: int = 0
     num_gone: int = 0
 
+    def take(self, waiting: WaitingT) -> None:
+        """Takes note that a job is taken: mostly the first of its rank. Not while somebody walks the line."""
+        if self.line.drop_first(waiting):
+            waiting.is_gone = True
+            self.num_waiting -= 1
+        else:
+            self.let_go(waiting)
+
     def let_go(self, waiting: WaitingT) -> None:
         """Takes note that a job is gone. A job holds tensors, so never more stay than wait."""
         waiting.is_gone = True
         self.num_waiting -= 1
-        if self.line.drop_first(waiting):
-            return
         self.num_gone += 1
         if self.num_gone > self.num_waiting:
             self.line = self.line.waiting()
@@ -298,7 +309,7 @@ class Scheduler(Generic[WaitingT]):
         self._now_s = self._flows[head.flow].used_s
         for waiting in batch:
             flow = self._flows[waiting.flow]
-            flow.let_go(waiting)
+            flow.take(waiting)
             flow.used_s += waiting.cost_s
             self._num_long -= self.is_long(waiting.seconds)
         self._num_waiting -= len(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 import weakref
 
 import pytest
@@ -270,6 +271,53 @@ def test_jobs_that_ran_are_forgotten_at_once(key: str | None) -> None:
         scheduler.decide(0)
         assert sum(one() is not None for one in gone) <= 2 * len(scheduler)
     assert [one() for one in gone] == [None] * 6
+
+
+@given(JOBS, st.booleans(), st.sets(st.integers(0, 29)))
+@settings(deadline=None)
+def test_waiting_for_batches_and_passing_long_jobs_loses_none(
+    jobs: list[Job], without_long: bool, long: set[int]
+) -> None:
+    scheduler: Scheduler[Numbered] = Scheduler(Caps(max_requests=4, max_rows=8, max_queue_delay_ns=3))
+    waiting = [
+        Numbered(number=number, key=key, deadline_ns=deadline, priority=priority, rows=rows, flow=flow)
+        for number, (priority, key, deadline, rows, _, flow) in enumerate(jobs)
+    ]
+    for one in waiting:
+        one.seconds = float(one.number in long)
+        scheduler.add(one)
+    ended: list[int] = []
+    for now_ns in range(1, len(jobs) + 12):
+        # Long jobs wait for half the time, if at all.
+        decision = scheduler.decide(now_ns, without_long=without_long and 2 * now_ns < len(jobs))
+        ended += [one.number for one in (*decision.batch, *decision.expired)]
+    assert sorted(ended) == [one.number for one in waiting]
+
+
+def test_a_job_that_expires_in_a_batch_that_waits_disturbs_no_others() -> None:
+    scheduler: Scheduler[Numbered] = Scheduler(Caps(max_queue_delay_ns=100))
+    for number, (key, flow, deadline) in enumerate((("a", 1, 0), ("k", 2, 1), ("k", 2, 0), ("m", 2, 0))):
+        scheduler.add(Numbered(number=number, key=key, flow=flow, deadline_ns=deadline))
+    decision = scheduler.decide(5)
+    assert decision.batch == []
+    assert [one.number for one in decision.expired] == [1]
+    assert sorted(one.number for _ in range(3) for one in scheduler.decide(200).batch) == [0, 2, 3]
+
+
+def test_passing_a_long_job_with_many_priorities_costs_no_more_each_time() -> None:
+    scheduler: Scheduler[Waiting] = Scheduler()
+    scheduler.add(Waiting(priority=1, seconds=9.0))
+    tracemalloc.start()
+    try:
+        held = 0
+        for priority in range(2, 2002):
+            scheduler.add(Waiting(priority=priority))
+            assert scheduler.decide(0, is_idle=False, without_long=True).batch
+            if priority == 1000:
+                held = tracemalloc.get_traced_memory()[0]
+        assert tracemalloc.get_traced_memory()[0] - held < 50_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_jobs_that_are_discarded_are_forgotten_behind_more_urgent_ones() -> None:
