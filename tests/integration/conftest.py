@@ -32,6 +32,7 @@ def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
         complaints.watch(page)
         page.goto(server.url)
         yield page
+        complaints.tell_waiting()
         page.close()
     assert complaints.errors == []
     assert complaints.origins - {"blob://"} <= {server.url}

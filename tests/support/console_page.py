@@ -46,7 +46,7 @@ def fill(page: Page, **operands: str) -> None:
 
 def choose(page: Page, name: str) -> None:
     """Chooses an op, as soon as the page has the list."""
-    expect(page.locator(f"#op option[value='{name}']")).to_be_attached(timeout=20_000)
+    expect(page.locator(f"#op option[value='{name}']")).to_be_attached()
     page.get_by_label("Operation").select_option(name)
 
 

@@ -233,7 +233,7 @@ async function start() {
     every(5000, readEngines),
     every(5000, readHistory),
     every(3000, readResidents),
-    every(15000, readTargets),
+    every(15000, readTargets, 1000),
     every(KERNELS_MS, readKernels, 15000),
   ];
 }

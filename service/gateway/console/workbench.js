@@ -28,21 +28,22 @@ export function startWorkbench() {
   showSource();
 }
 
-/** Reads which ops there are, for the whole page. */
+/** Reads which ops there are, for the whole page: {status, ops}. */
 export async function readOps() {
-  const { body } = await askJson("openapi.json");
+  const { status, body } = await askJson("openapi.json");
   const ops = Object.entries(body?.paths ?? {}).flatMap(([path, { post }]) => (post?.tags?.includes("ops") ? [opTarget(path, post, body)] : []));
   learn(ops.map(({ op }) => op));
-  return ops;
+  return { status, ops };
 }
 
-/** Reads which ops and programs there are; the choice stays. Returns the status of the list of programs. */
+/** Reads which ops and programs there are; the choice stays. Returns the status of what failed, if anything did. */
 export async function readTargets() {
-  const [ops, kept] = [await readOps(), await askJson("v1/programs")];
+  const { status, ops } = await readOps();
+  const kept = await askJson("v1/programs");
   const programs = (Array.isArray(kept.body) ? kept.body : []).map(programTarget);
   const isNew = JSON.stringify([ops, programs]) !== JSON.stringify([targets.filter(({ op }) => op), targets.filter(({ program }) => program)]);
   if (ops.length && isNew) offer([...ops, ...programs]);
-  return kept.status;
+  return status === 200 ? kept.status : status;
 }
 
 function offer(found) {
