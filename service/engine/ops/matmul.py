@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tilewire.service.engine.ops import int8
 from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands, Results, Summed
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import broadcast_shapes
@@ -23,8 +24,6 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-# Largest K whose int8 products, each of them 2^14 at the most, have float32 sums without rounding.
-MAX_EXACT_K = 2**10
 # Most elements of `b` that are converted to float32 at once: 16 MiB. Products of fewer columns than that are slow.
 MAX_CONVERTED = 2**22
 MIN_COLUMNS = 256
@@ -40,18 +39,17 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         """Computes some columns at a time where they are converted first, so that no large `b` is there twice."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         a, b = a.mT if options.transpose_a else a, b.mT if options.transpose_b else b
-        k, n = a.shape[-1], b.shape[-1]
-        step = n if b.dtype == torch.float32 else max(MIN_COLUMNS, MAX_CONVERTED * n // max(b.numel(), 1))
-        # Sums of so many int8 products are exact in float32, whose matmul is fast; torch's own integer matmul is a plain loop.
-        depth = MAX_EXACT_K if a.dtype == torch.int8 else max(k, 1)
-        rows = [part.float() for part in torch.split(a, depth, -1)]
+        n = b.shape[-1]
+        is_taken_as_it_is = b.dtype == torch.float32 or int8.has_dot(b)
+        step = n if is_taken_as_it_is else max(MIN_COLUMNS, MAX_CONVERTED * n // max(b.numel(), 1))
+        a = a if a.dtype == torch.int8 else a.float()
         if step >= n:
-            return (_finished(_sums(rows, b, depth), inputs, options, out_dtype, slice(None)),)
+            return (_finished(_multiplied(a, b), inputs, options, out_dtype, slice(None)),)
         batch = broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]), "batch dimensions")
         out = torch.empty((*batch, a.shape[-2], n), dtype=out_dtype)
         for begin in range(0, n, step):
             part = slice(begin, begin + step)
-            out[..., part] = _finished(_sums(rows, b[..., part], depth), inputs, options, out_dtype, part)
+            out[..., part] = _finished(_multiplied(a, b[..., part]), inputs, options, out_dtype, part)
         return (out,)
 
     def gpu(self, call: KernelCall[MatmulOptions]) -> None:
@@ -111,23 +109,9 @@ class EngineMatmul(EngineOp[MatmulOptions]):
         return Epilogue(options.activation, options.precision) if is_plain else None
 
 
-def _sums(rows: Sequence[torch.Tensor], columns: torch.Tensor, depth: int) -> torch.Tensor:
-    """Returns (…, M, N) sums of products: int32 of int8 columns, else float32.
-
-    Args:
-        rows: (…, M, depth) float32 parts along K of the first operand; the last may be shorter.
-        columns: (…, K, N) second operand, of any dtype.
-        depth: Length of a part.
-    """
-    products = (
-        torch.matmul(*pair) for pair in zip(rows, (one.float() for one in torch.split(columns, depth, -2)), strict=True)
-    )
-    if columns.dtype != torch.int8:
-        return next(products)
-    acc = next(products).to(torch.int32)
-    for product in products:
-        acc += product.to(torch.int32)
-    return acc
+def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Returns (…, M, N) products: int32 of int8 operands, else float32 of a float32 `a` and a `b` of any other dtype."""
+    return int8.multiply(a, b) if a.dtype == torch.int8 else torch.matmul(a, b.float())
 
 
 def _finished(

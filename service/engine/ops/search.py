@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from tilewire.service.engine.ops import int8
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results, Summed
 from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.search import SearchOptions
@@ -17,13 +18,13 @@ from tilewire.service.ops.search import SearchOptions
 SPARE_CANDIDATES = 32
 # Most elements of items that are gathered at once for that: 4 MiB in float32.
 MAX_GATHERED = 2**20
-# Most elements of items that are converted at once: 2 MiB in float64, which a core's cache has room for.
-MAX_CONVERTED = 2**18
+# Most bytes of items, as they are multiplied, and of what comes of them that are held at once: a core's cache has room for it.
+MAX_BLOCK_BYTES = 2**21
 # Most scores that are held at once on the CPU: 16 MiB. Twice as many took longer.
 MAX_SCORES = 2**22
 # Queries that are scored together, where there are as many: for fewer, items are converted as long as they are multiplied.
 MIN_QUERIES = 64
-# Computes (M, n) float64 scores of M queries and (n, K) float64 items, which are this part of all.
+# Computes (M, n) float64 scores of M queries and (n, K) items, which are this part of all.
 _Score: TypeAlias = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
@@ -50,7 +51,8 @@ class EngineSearch(EngineOp[SearchOptions]):
         score_of = self._scoring(inputs, options, centre)
         found = []
         for part in torch.split(queries, max(MIN_QUERIES, MAX_SCORES // len(b))):
-            scored = _Scored(score_of(part.double()), len(part), b, bias, options.metric != "l2")
+            given = part if part.dtype == torch.int8 else part.double()
+            scored = _Scored(score_of(given), len(part), b, bias, options.metric != "l2")
             if centre is not None and a.is_floating_point():
                 found.append(_nearest(part, scored, options.k, centre))
             else:
@@ -62,7 +64,7 @@ class EngineSearch(EngineOp[SearchOptions]):
     def _scoring(
         self, inputs: Operands, options: SearchOptions, centre: torch.Tensor | None
     ) -> Callable[[torch.Tensor], _Score]:
-        """Returns what makes the score of (M, K) float64 queries on the CPU; it has the norms of the items."""
+        """Returns what makes the score of (M, K) int8 or float64 queries on the CPU; it has the norms of the items."""
         b = inputs["b"]
         if options.metric == "cosine":
             norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
@@ -70,7 +72,7 @@ class EngineSearch(EngineOp[SearchOptions]):
         if centre is not None:
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
             return lambda a: _distance(a, centre, squares)
-        return lambda a: lambda items, _at: torch.matmul(a, items.mT)
+        return lambda a: lambda items, _at: _products(a, items)
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         kernels, inputs, options, (values, indices), batch_invariant = call
@@ -111,9 +113,22 @@ class EngineSearch(EngineOp[SearchOptions]):
         return norms
 
 
-def _blocks(rows: torch.Tensor, num_beside: int = 1) -> Sequence[torch.Tensor]:
-    """Splits (N, K) rows for conversions. `num_beside` numbers that come of each row are held for a block, too."""
-    return torch.split(rows, max(1, MAX_CONVERTED // max(rows.shape[1], num_beside, 1)))
+def _blocks(rows: torch.Tensor, num_beside: int = 1, itemsize: int = 8) -> Sequence[torch.Tensor]:
+    """Splits (N, K) rows.
+
+    Args:
+        rows: Rows.
+        num_beside: How many float64 come of each row and are held for a block, too.
+        itemsize: Bytes of an element while it is computed with: float64, unless it is taken as it is.
+    """
+    return torch.split(rows, max(1, MAX_BLOCK_BYTES // max(itemsize * rows.shape[1], 8 * num_beside)))
+
+
+def _products(a: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """Returns (M, n) float64 products of (M, K) queries and (n, K) items, int8 or float64 and any float; of int8 exactly."""
+    if a.dtype == torch.int8:
+        return int8.multiply(a, items.mT).double()
+    return torch.matmul(a, items.double().mT)
 
 
 class _Scored(NamedTuple):
@@ -152,9 +167,9 @@ class _Scored(NamedTuple):
     def _of(self, items: torch.Tensor, begin: int) -> torch.Tensor:
         """Returns the (M, n) float32 scores of the items that begin there."""
         scores, at = torch.empty((self.num_queries, len(items))), 0
-        for block in _blocks(items, self.num_queries):
+        for block in _blocks(items, self.num_queries, 1 if int8.has_dot(items) else 8):
             end = at + len(block)
-            scores[:, at:end] = self.score(block.double(), slice(begin + at, begin + end))
+            scores[:, at:end] = self.score(block, slice(begin + at, begin + end))
             at = end
         if self.bias is not None:
             scores += self.bias[begin : begin + len(items)].float()
@@ -184,7 +199,7 @@ def _cosine(a: torch.Tensor, norms: torch.Tensor) -> _Score:
     """Makes the score of (M, K) queries by cosine; `norms` are those of the items, inverse."""
     own = _inverse_norms(a).unsqueeze(-1)
     # Behind the product, which float64 rounds little: the cosine of orthogonal integers is 0 wherever the item lies.
-    return lambda items, at: torch.matmul(a, items.mT).mul_(own).mul_(norms[at])
+    return lambda items, at: _products(a, items).mul_(own).mul_(norms[at])
 
 
 def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _Score:
@@ -194,8 +209,8 @@ def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _
     points lie around their centre instead.
 
     Args:
-        a: (M, K) float64 queries.
-        centre: (K,) point that is subtracted from all.
+        a: (M, K) float64 or int8 queries.
+        centre: (K,) float64 point that is subtracted from all; 0 for int8.
         squares: (N,) squared distances of the items from it.
     """
     queries = a - centre
@@ -204,6 +219,9 @@ def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _
 
     def score(items: torch.Tensor, at: slice) -> torch.Tensor:
         sums = own + squares[at]
+        if a.dtype == torch.int8:
+            # Exact, so none is below 0.
+            return sums.sub_(_products(a, items), alpha=2)
         distances = torch.addmm(sums, queries, (items - centre).mT, alpha=-2).clamp_(min=0)
         if has_infinite:
             # The difference of infinities would be NaN, and an infinite distance is none; of the same infinity in both it is.

@@ -8,7 +8,7 @@ import torch
 
 from tests.support.op_bench import OpBench
 from tests.support.peak import begin_peak, peak_bytes
-from tilewire.service.engine.ops import matmul
+from tilewire.service.engine.ops import int8, matmul
 from tilewire.service.engine.ops.matmul import EngineMatmul
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.ops.matmul import MAX_INT8_K, MatmulOptions
@@ -19,9 +19,7 @@ def bench() -> OpBench:
     return OpBench(2**26)
 
 
-@pytest.mark.parametrize(
-    "k", [0, 1, matmul.MAX_EXACT_K, matmul.MAX_EXACT_K + 1, 5 * matmul.MAX_EXACT_K + 3, MAX_INT8_K]
-)
+@pytest.mark.parametrize("k", [0, 1, int8.MAX_EXACT_K, int8.MAX_EXACT_K + 1, 5 * int8.MAX_EXACT_K + 3, MAX_INT8_K])
 def test_sums_of_int8_are_exact(bench: OpBench, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     a, b = (torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8) for shape in ((3, k), (k, 4)))
