@@ -7,6 +7,7 @@ sums without rounding.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import torch
@@ -40,12 +41,16 @@ def multiply_by_parts(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def has_dot(b: torch.Tensor) -> bool:
     """Whether `multiply` takes b as it is, and converts nothing."""
-    return _HAS_DOT and b.dtype == torch.int8 and b.dim() == 2
+    return b.dtype == torch.int8 and b.dim() == 2 and _is_fast_and_exact()
 
 
-def _flags() -> frozenset[str]:
+@functools.cache
+def _is_fast_and_exact() -> bool:
+    """Whether PyTorch's product is: the flags say what the processor can, a product whether the library makes use of it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
-
-
-_HAS_DOT = torch._C._has_mkldnn and not DOT_FLAGS.isdisjoint(_flags())
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
+    if not torch._C._has_mkldnn or DOT_FLAGS.isdisjoint(flags):
+        return False
+    # Where two products are added in 16 bits these saturate.
+    largest = torch.full((64, 64), 127, dtype=torch.int8)
+    return bool((torch._int_mm(largest, largest) == 64 * 127**2).all())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -61,3 +64,14 @@ def test_batches_of_either_operand(multiply_by: Multiply) -> None:
 def test_batches_of_the_second_operand_are_multiplied_by_parts() -> None:
     assert not has_dot(integers(2, 3, 4, seed=1))
     assert not has_dot(torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("instructions", ["AVX512_CORE", "AVX2"])
+def test_a_library_that_does_without_the_instruction_is_not_trusted(instructions: str) -> None:
+    """As on older processors, whose product of these saturates."""
+    code = (
+        "import torch; from tilewire.service.engine.ops.int8 import multiply; "
+        "a = torch.full((64, 64), 127, dtype=torch.int8); assert (multiply(a, a) == 64 * 127**2).all()"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
+    subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True, timeout=120)
