@@ -34,6 +34,7 @@ from tilewire.service.ipc.arena import Arena, Segment
 from tilewire.service.ipc.board import VersionBoard
 from tilewire.service.ipc.messages import Welcome
 from tilewire.service.supervisor import child
+from tilewire.service.supervisor.listeners import PortTaken
 from tilewire.service.telemetry import log
 from tilewire.service.watched_files import UnusableFile
 
@@ -211,6 +212,10 @@ def run(open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int =
             # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
             logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
             return EXIT_FAILED
+        except PortTaken as error:
+            # Only at the start: a socket that listens once does so for as long as the supervisor has it.
+            logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return child.EXIT_CANNOT_START
         except Exception:
             logger.exception("the gateway cannot go on")
             return EXIT_FAILED

@@ -59,6 +59,23 @@ def bind(host: str, port: int, option: int = socket.SO_REUSEADDR) -> socket.sock
     return listener
 
 
+def listen(door: socket.socket) -> None:
+    """Listens on a bound socket.
+
+    `bind` lets two services that start at once have one port: the system refuses it to the second one that listens.
+
+    Raises:
+        PortTaken: Another process listens there.
+    """
+    try:
+        door.listen(BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        host, port = door.getsockname()[:2]
+        raise PortTaken(f"cannot listen on {host} port {port}: another program took it first", port) from error
+
+
 def reserve(host: str, port: int) -> socket.socket:
     """Binds a port that a library takes by its number, and keeps it for this service.
 

@@ -170,6 +170,30 @@ def test_a_port_that_is_taken_is_said_so(server: LiveServer, tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
+def test_a_port_that_another_start_has_first_is_said_so() -> None:
+    """The system lets both bind, and refuses it to the second one that listens."""
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        command = [*COMMAND, *PLAIN, "--port", str(port), "--device", "cpu", "--metrics-port", "0"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+            assert process.stderr is not None
+            try:
+                # Its own port is bound by then, and no gateway has started.
+                assert "metrics are served apart" in process.stderr.readline()
+                other.listen()
+                stderr = process.communicate(timeout=START_TIMEOUT_S)[1]
+            finally:
+                process.kill()
+    assert process.returncode == 1
+    assert f"cannot listen on 127.0.0.1 port {port}: another program took it first" in stderr
+    assert stderr.splitlines()[-1] == "tilewire: gateway-0 cannot start; its reason is logged above"
+    assert "Traceback" not in stderr
+
+
 @pytest.mark.parametrize("flags", [["--device", "tpu"], ["--max-rank", "1"], ["--arena-bytes", "lots"]])
 def test_settings_that_cannot_be_are_said_so(flags: list[str]) -> None:
     env = {**os.environ, "PYTHONPATH": path_with(ROOT)}

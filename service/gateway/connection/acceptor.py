@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from tilewire.service.ipc.connection_counts import ConnectionCounts
-from tilewire.service.supervisor.listeners import BACKLOG
+from tilewire.service.supervisor.listeners import BACKLOG, listen
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Acceptor:
         self._pause: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._logged_s = -math.inf
-        door.listen(BACKLOG)
+        listen(door)
         self._loop.add_reader(door, self._on_waiting)
 
     def close(self) -> None:
