@@ -41,7 +41,7 @@ class CallOptions(TypedDict, total=False):
 
     Attributes:
         timeout_ms: Milliseconds after which a request that cannot start fails (504), retries included; one that has started is
-            answered. A server that says nothing is given up after the client's `timeout`.
+            answered. Sent as a whole number, 1 at least. A server that says nothing is given up after the client's `timeout`.
         request_id: Echoed in the answer and written to the server's log.
         if_match: Version, or several, of which each resident among the operands must have one; else `PreconditionFailed`.
     """

@@ -146,11 +146,11 @@ def from_safetensors(body: memoryview | bytearray) -> dict[str, HostArray]:
     start = _PREFIX_BYTES + int.from_bytes(body[:_PREFIX_BYTES], "little")
     if start > len(body):
         raise ValueError("not safetensors: the header is longer than the body")
-    header = json.loads(bytes(body[_PREFIX_BYTES:start]))
     try:
+        header = json.loads(bytes(body[_PREFIX_BYTES:start]))
         header.pop("__metadata__", None)
         return {name: _array_at(body, start, name, entry) for name, entry in header.items()}
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"not safetensors: its header is not understood ({error!r})") from error
 
 

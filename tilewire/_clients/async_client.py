@@ -43,6 +43,8 @@ class AsyncClient(AsyncProgramCalls):
     The proxies of HTTP_PROXY, HTTPS_PROXY and ALL_PROXY are used, but not for the hosts of NO_PROXY, `*` for all; a
     `transport=` uses its own alone.
 
+    Results carry no gradient: torch's autograd does not see the call, also where an operand requires one.
+
     Args:
         base_url: Address of the server, `http://…` or `https://…`.
         api_key: Sent as `Authorization: Bearer …`.

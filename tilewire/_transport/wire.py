@@ -187,6 +187,7 @@ def checked_url(url: str) -> str:
     """
     if not isinstance(url, str):
         raise TypeError(f"base_url: expected an address as 'http://127.0.0.1:8000', got {url!r}")
+    url = url.strip()
     if "@" in re.split("[/?#]", url.rpartition("://")[2], maxsplit=1)[0]:
         # Not repeated: logs keep messages.
         raise ValueError('base_url: holds a name or a password; give them as headers={"Authorization": "Basic …"}')
@@ -248,12 +249,15 @@ def client_headers(api_key: str | None, headers: Mapping[str, str] | None) -> di
     """Returns the headers that every request of a client carries; the user's win.
 
     Raises:
-        TypeError: Not texts by name.
+        TypeError: The key is no text, or the headers are no texts by name.
         ValueError: A text that no header can have.
     """
     # Compressing tensors costs more than the network saves.
     own = {"Accept-Encoding": "identity"}
     if api_key is not None:
+        if not isinstance(api_key, str):
+            raise TypeError(f"api_key: expected a text, got {type(api_key).__name__}")
+        check_header("api_key", api_key)
         own["Authorization"] = f"Bearer {api_key}"
     given = {} if headers is None else headers
     if not isinstance(given, Mapping) or not all(isinstance(one, str) for pair in given.items() for one in pair):
@@ -388,7 +392,9 @@ def parse_arrays(reply: Reply) -> dict[str, HostArray]:
     try:
         return from_safetensors(reply.body)
     except ValueError as error:
-        raise ServerError(f"the answer is not safetensors: {error}", status=reply.status) from error
+        if content_type(reply.headers) != CONTENT_TYPE:
+            raise unexpected(reply, "safetensors") from error
+        raise ServerError(f"the answer: {error}", status=reply.status) from error
 
 
 def parse_list(reply: Reply) -> list[Any]:

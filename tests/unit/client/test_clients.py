@@ -437,6 +437,8 @@ def test_answers_of_another_server_are_errors(
     with pytest.raises(tilewire.ServerError) as raised:
         call(*arguments)
     assert raised.value.status == status
+    if status < 300:
+        assert "is this the address of a Tilewire server?" in raised.value.detail
     if status >= 300:
         assert "redirects to https://tilewire.test/v1; give the address" in raised.value.detail
     assert "<" not in raised.value.detail
@@ -548,7 +550,9 @@ def test_a_transport_that_cannot_be_pickled_says_so(server: SpeakingServer) -> N
         ({"headers": {"X-Team": "\u2603"}}, ValueError, "X-Team: a header has one line of printable ASCII letters"),
         ({"headers": {"X-Team": "geheim\r\nX-Other: b"}}, ValueError, "X-Team: a header has one line"),
         ({"headers": {"X Team": "geheim"}}, ValueError, "headers: 'X Team' cannot name a header"),
-        ({"api_key": "geheim\nX-Other: b"}, ValueError, "Authorization: a header has one line"),
+        ({"api_key": "geheim\nX-Other: b"}, ValueError, "api_key: a header has one line"),
+        ({"api_key": b"geheim"}, TypeError, "api_key: expected a text, got bytes"),
+        ({"headers": {"Authorization": "Bearer geheim\n"}}, ValueError, "Authorization: a header has one line"),
     ],
 )
 def test_settings_that_cannot_be(
@@ -557,6 +561,11 @@ def test_settings_that_cannot_be(
     with pytest.raises(error, match=words) as raised:
         kind(**settings)
     assert "geheim" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_address_is_taken_without_the_blanks_around_it(kind: Callable[..., Any]) -> None:
+    assert repr(kind(" http://h:1/gpu/ \n")).endswith("Client('http://h:1/gpu')")
 
 
 def test_the_argument_is_named(call: Call, server: SpeakingServer) -> None:

@@ -89,6 +89,14 @@ def test_damaged_safetensors_are_named(client: tilewire.Client, tmp_path: Path, 
         client.put_file(path)
 
 
+@pytest.mark.parametrize("header", [b"an npy?", b"\xff\xfe", b"{"])
+def test_a_header_that_is_no_json_is_named(client: tilewire.Client, tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(ValueError, match=r"w\.safetensors: not safetensors: its header is not understood"):
+        client.put_file(path)
+
+
 def test_a_dtype_that_a_file_cannot_say_is_named(client: tilewire.Client, tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", X.astype(ml_dtypes.bfloat16))
     with pytest.raises(ValueError, match=r"w\.npy: dtype .*V2 cannot be sent"):
