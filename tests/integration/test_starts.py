@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +157,26 @@ def test_engines_start_where_the_folder_of_the_command_was_deleted(tmp_path: Pat
     before = ("sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(folder))
     with serving(tmp_path / "log", *PLAIN, before=before) as server, server.client() as client:
         assert client.post("/v1/matmul", content=ONES).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_a_command_started_ends_with_it(number: signal.Signals) -> None:
+    """As `tilewire demo` and the benchmarks start one."""
+    text = (
+        "import sys, time\nfrom tilewire.service.cli.launch import running_server\n"
+        "with running_server(*sys.argv[1:]) as url:\n    print(url, flush=True)\n    time.sleep(600)\n"
+    )
+    command = [sys.executable, "-P", "-c", text, *PLAIN, "--device", "cpu", "--no-spare-engine"]
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        process.send_signal(number)
+    end_s = time.monotonic() + START_TIMEOUT_S
+    while _is_ready(url):
+        assert time.monotonic() < end_s
+        time.sleep(POLL_S)
 
 
 @pytest.mark.slow
