@@ -231,6 +231,27 @@ def test_bodies_in_no_known_format_are_415(client: httpx.Client, content_type: s
     check_problem(client.post("/v1/matmul", content=body, headers=headers), 415, "safetensors", "npz", "npy", "json")
 
 
+@pytest.mark.parametrize("write", [to_npy, to_npz, to_safetensors])
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/softmax"), ("PUT", "/v1/tensors/w")])
+def test_a_file_that_curl_left_bytes_out_of_is_refused_with_what_to_type(
+    client: httpx.Client, write: Callable[[Any], bytes], method: str, path: str
+) -> None:
+    x = np.ones((2, 3), np.float32)
+    body = write(x if write is to_npy else {"x": x})
+    # As `curl -d @file` does.
+    left = re.sub(rb"[\r\n\0]", b"", body)
+    response = client.request(method, path, content=left, headers={"Content-Type": "application/x-www-form-urlencoded"})
+    assert response.status_code in (400, 415)
+    assert "send a file with curl by --data-binary @file" in response.json()["detail"]
+
+
+def test_text_of_curl_is_refused_without_that(client: httpx.Client) -> None:
+    response = client.post(
+        "/v1/softmax", content=b'{"x": [1, "a"]}', headers={"Content-Type": "application/x-www-form-urlencoded"}
+    )
+    assert "curl" not in check_problem(response, 400, "x")["detail"]
+
+
 def test_content_encodings_are_415(client: httpx.Client) -> None:
     response = client.post("/v1/matmul", content=PRODUCT, headers={**SAFETENSORS, "content-encoding": "gzip"})
     check_problem(response, 415, "Content-Encoding")

@@ -25,6 +25,8 @@ _BY_TYPE: dict[str, Codec] = {
     "application/vnd.safetensors": _SAFETENSORS,
     **{codec.content_type: codec for codec in CODECS},
 }
+# What curl says of any body when it is told nothing else.
+_CURLS_OWN = "application/x-www-form-urlencoded"
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)", re.ASCII)
 
 
@@ -45,8 +47,14 @@ def codec_for_body(content_type: str | None, first_bytes: bytes) -> Codec:
             raise UnknownFormat("body: forms are not read; send the file itself, with curl by --data-binary @file")
         seen = f"Content-Type {content_type[:64]!r}" if content_type else "no Content-Type"
         begin = f"first bytes {first_bytes[:8]!r}" if first_bytes else "and it is empty"
-        raise UnknownFormat(f"body: {seen}, {begin}; expected {_spoken(CODECS)}")
+        raise UnknownFormat(f"body: {seen}, {begin}; expected {_spoken(CODECS)}{advice_for(content_type)}")
     return codec
+
+
+def advice_for(content_type: str | None) -> str:
+    """Returns what to type instead where a body that cannot be read may come from curl: its -d leaves bytes of files out."""
+    is_of_curl = _essence(content_type or "") == _CURLS_OWN
+    return "; send a file with curl by --data-binary @file, for -d leaves bytes out" if is_of_curl else ""
 
 
 def codec_for_accept(accept: str | None, body: Codec | None, dtypes: Sequence[str]) -> Codec:

@@ -14,7 +14,7 @@ import msgspec
 from tilewire.service.errors import BodyTooLarge, InvalidRequest
 from tilewire.service.gateway.api.v1.query import Query, parse_query, parse_run_query
 from tilewire.service.gateway.codecs.json_text import PROGRAM_KEY
-from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, codec_for_accept, codec_for_body
+from tilewire.service.gateway.codecs.negotiation import SNIFF_BYTES, advice_for, codec_for_accept, codec_for_body
 from tilewire.service.gateway.codecs.protocol import Codec, Placed
 from tilewire.service.gateway.request.adapter import Answer, Call, Encoder, Task
 from tilewire.service.gateway.request.admission import Leases
@@ -149,5 +149,12 @@ async def read_tensors(
         raise BodyTooLarge(
             f"body: {body.nbytes} bytes of JSON, over {max_json_bytes}, --max-json-bytes; use safetensors"
         )
-    work_bytes, decode = codec.work_bytes(body.view), partial(codec.decode, beside=beside)
-    return codec, dict(await offload_with_room(work_bytes, leases, decode, body.view, body.offset))
+    decode = partial(codec.decode, beside=beside)
+    try:
+        work_bytes = codec.work_bytes(body.view)
+        return codec, dict(await offload_with_room(work_bytes, leases, decode, body.view, body.offset))
+    except InvalidRequest as error:
+        # Text may well be sent by -d.
+        if codec.is_text or not (advice := advice_for(content_type)):
+            raise
+        raise InvalidRequest(error.detail + advice) from error
