@@ -40,6 +40,7 @@ from tests.support.grpc_calls import (
     trailing,
 )
 from tests.support.live_server import COMMAND, LiveServer, held, serving
+from tests.support.programs import free_port
 from tests.support.shared_objects import shared_object
 from tests.support.tensor_bodies import to_npy
 from tests.support.tls_server import Certificates, make_certificates
@@ -342,6 +343,19 @@ def test_two_services_do_not_share_a_port(shared_server: StartServer) -> None:
     assert f"cannot listen on {host} port {port}" in refused_port(int(port))
     with channel_to(server) as channel:
         np.testing.assert_array_equal(out_of(infer(channel, REQUEST)), 2 * A)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+def test_all_interfaces_are_those_of_both_protocols(tmp_path: Path) -> None:
+    """gRPC's library takes each of both addresses for all for both; docs/grpc.md says so."""
+    port = free_port()
+    flags = (*SMALL, "--gateways", "1", "--host", "0.0.0.0", "--grpc-port", str(port))
+    with serving(tmp_path / "log", *flags) as server:
+        with grpc.insecure_channel(f"[::1]:{port}") as channel:
+            until_served(channel)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://[::1]:{server.port}/healthz", trust_env=False)
 
 
 def test_http_reaches_nothing_at_the_grpc_port(shared_server: StartServer) -> None:

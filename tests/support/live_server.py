@@ -85,7 +85,7 @@ class LiveServer:
         poll = select.poll()
         poll.register(stdout, select.POLLIN)
         end_s = time.monotonic() + START_TIMEOUT_S
-        while (found := re.search(rb"(https?://127\.0\.0\.1:\d+)/v1/matmul", text)) is None:
+        while (found := re.search(rb"(https?://[\d.]+:\d+)/v1/matmul", text)) is None:
             # Unlike `select`, `poll` takes any descriptor of a process that has more than a thousand.
             piece = os.read(stdout.fileno(), 65536) if poll.poll(max(0.0, end_s - time.monotonic()) * 1e3) else b""
             if not piece:
