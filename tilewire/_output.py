@@ -12,6 +12,8 @@ from pathlib import Path
 # Characters of our texts, and what is printed for them where the encoding lacks them.
 _STAND_INS = {"×": "x", "…": "...", "→": "->", "–": "-", "✓": "ok", "✗": "x"}
 _HANDLER = "tilewire.stand_in"
+# Error handlers that Python chooses by itself; the second in the locale C, where it does not use UTF-8 all the same.
+_OF_PYTHON = ("strict", "surrogateescape")
 # Errors of a write that are no fault of the program.
 _UNWRITABLE = (errno.ENOSPC, errno.EFBIG, errno.EIO)
 
@@ -22,7 +24,7 @@ def accept_all_characters() -> None:
     An error handler that the user chose by PYTHONIOENCODING stays.
     """
     codecs.register_error(_HANDLER, _stand_in)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in _OF_PYTHON:
         sys.stdout.reconfigure(errors=_HANDLER)
 
 

@@ -130,7 +130,10 @@ def test_a_listing_has_a_line_for_each_tensor(run: Run, server: SpeakingServer) 
     assert len(run("ls", "*").stdout.splitlines()) == 5
 
 
-@pytest.mark.parametrize(("encoding", "shape"), [("utf-8", "2×2"), ("ascii", "2x2"), ("ascii:replace", "2?2")])
+@pytest.mark.parametrize(
+    ("encoding", "shape"),
+    [("utf-8", "2×2"), ("ascii", "2x2"), ("ascii:surrogateescape", "2x2"), ("ascii:replace", "2?2")],
+)
 def test_output_has_what_its_encoding_has(server: SpeakingServer, url: str, encoding: str, shape: str) -> None:
     def tilewire(*arguments: str) -> str:
         env = {**os.environ, "PYTHONIOENCODING": encoding, "TILEWIRE_URL": url}
