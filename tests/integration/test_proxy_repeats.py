@@ -117,6 +117,38 @@ def test_after_503_only_what_changes_nothing_is_repeated(hosts: Hosts, method: s
     assert (num_seen > 1) == ((method, target) in PURE)
 
 
+@pytest.mark.parametrize(("method", "target"), PURE)
+def test_a_name_that_is_503_on_both_replicas_has_neither_left_alone(tmp_path: Path, method: str, target: str) -> None:
+    """As a tensor that both are loading from the store. One worker, so that the same one has all requests."""
+    losses, alone = Losses(status=503), ("worker_processes auto", "worker_processes 1")
+    with (
+        losing(losses) as one,
+        losing(losses) as other,
+        nginx.proxying(tmp_path / "proxy", (one, other), alone) as url,
+    ):
+        hosts, body = Hosts(url, losses), b"x" if method == "POST" else b""
+        # nginx counts no last try: each request has one replica left alone.
+        for _ in range(2):
+            answer, num_seen = hosts.send(method, target, body)
+            assert (answer.status, num_seen) == (503, 2)
+        losses.status = 200
+        for other_method, other in (("POST", "/v1/matmul"), ("PUT", "/v1/tensors/other")):
+            assert hosts.send(other_method, other, b"x")[0].status == 200
+
+
+def test_a_replica_whose_op_is_503_is_left_alone(tmp_path: Path) -> None:
+    draining, well = Losses(status=503), Losses()
+    with (
+        losing(draining) as one,
+        losing(well) as other,
+        nginx.proxying(tmp_path / "proxy", (one, other)) as url,
+    ):
+        hosts = Hosts(url, well)
+        for _ in range(5):
+            assert hosts.send("POST", "/v1/softmax?axis=0", b"x")[0].status == 200
+    assert len(draining.seen) == 1
+
+
 @pytest.mark.parametrize("name", ["nginx", "haproxy"])
 def test_after_a_refused_connection_a_change_goes_to_the_other_host(name: str, tmp_path: Path) -> None:
     losses = Losses()

@@ -151,7 +151,8 @@ def test_without_replicas_nginx_says_so_in_json(replicas: list[Replica], proxy: 
 
 def test_idle_connections_are_closed_by_nginx_first() -> None:
     text = CONFIG.read_text(encoding="utf-8")
-    (kept_s,) = re.findall(r"keepalive_timeout (\d+)s;", text)
-    assert float(kept_s) < Settings.model_fields["keep_alive_s"].default
+    kept_s = re.findall(r"keepalive_timeout (\d+)s;", text)
+    assert len(kept_s) == text.count("\n    upstream ")
+    assert max(map(float, kept_s)) < Settings.model_fields["keep_alive_s"].default
     (largest,) = re.findall(r"client_max_body_size (\d+)m;", text)
     assert int(largest) * 2**20 == Settings.model_fields["max_body_bytes"].default
