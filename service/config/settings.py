@@ -345,6 +345,11 @@ class Settings(BaseSettings):
         return self.arena_bytes or default_arena_bytes(memory_bytes())
 
     @property
+    def segment_bytes(self) -> int:
+        """Bytes of the arena of each gateway."""
+        return self.num_arena_bytes // self.num_arenas
+
+    @property
     def busy_poll_s(self) -> float:
         """Seconds for `busy_poll_us`: as set, or what suits the cores."""
         if self.busy_poll_us >= 0:
@@ -382,7 +387,7 @@ class Settings(BaseSettings):
             inherited=inherited,
             engine_addresses=engine_addresses,
             grpc_address=grpc_address,
-            segment_bytes=self.num_arena_bytes // self.num_arenas,
+            segment_bytes=self.segment_bytes,
             max_connections=self.num_connections,
             keyless=keyless_of(self.keyless),
             is_read_only=self.read_only_tensors,

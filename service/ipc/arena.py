@@ -48,14 +48,15 @@ class Segment:
 
     Attributes:
         fd: The descriptor to hand to another process; closed with the segment, or when nobody holds the segment any more.
+            It stays the caller's where it cannot be mapped.
     """
 
     def __init__(self, fd: int, nbytes: int) -> None:
+        self._map = mmap.mmap(fd, nbytes)
         self.fd = fd
         self.nbytes = nbytes
         self._close_fd = weakref.finalize(self, os.close, fd)
         self._close_fd.atexit = False
-        self._map = mmap.mmap(fd, nbytes)
         self.view = memoryview(self._map)
 
     @classmethod
@@ -74,6 +75,7 @@ class Segment:
 
         Raises:
             ValueError: The descriptor is smaller than it was said to be, or could still shrink.
+            OSError: It cannot be mapped.
         """
         is_sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         if not is_sealed or os.fstat(fd).st_size < nbytes:

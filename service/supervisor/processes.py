@@ -67,10 +67,11 @@ class Supervisor:
             The exit status: 0 when every accepted request was answered within the drain time-out.
 
         Raises:
-            StartError: Too few files may be open, the port is taken, a file cannot be opened, or an engine cannot start.
+            StartError: Too few files may be open or too small ones, the port is taken, a file cannot be opened, or an engine
+                cannot start.
         """
         _raise_file_limit()
-        self._check_file_limit()
+        self._check_file_limits()
         self._board = create_board()
         stopping = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -93,8 +94,14 @@ class Supervisor:
             listener.close()
             return await self._drain(engines, gateways)
 
-    def _check_file_limit(self) -> None:
+    def _check_file_limits(self) -> None:
         settings, limit = self._settings, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        if resource.RLIM_INFINITY != size < settings.segment_bytes:
+            raise StartError(
+                f"a file may have {size} bytes, and the memory that a gateway shares counts as one of"
+                f" {settings.segment_bytes}: raise the limit (ulimit -f), or lower --arena-bytes"
+            )
         needed = OWN_FILES + FILES_OF_CHILD * (self._num_engines + settings.num_arenas)
         if limit < needed:
             raise StartError(

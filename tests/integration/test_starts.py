@@ -236,6 +236,18 @@ def test_too_few_open_files_are_said_so(limit: int) -> None:
     assert line == f"tilewire: {limit} files may be open, and 40 are needed at least: raise the limit (ulimit -n)"
 
 
+def test_too_small_files_are_said_so() -> None:
+    """Shared memory is a file for `ulimit -f`."""
+    env = {**os.environ, "PYTHONPATH": path_with(ROOT)}
+    flags = ("--port", "0", "--device", "cpu", "--gateways", "2", "--arena-bytes", "8MiB")
+    command = ["prlimit", f"--fsize={2**22 - 1}", *COMMAND, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"tilewire: a file may have {2**22 - 1} bytes")
+    assert "ulimit -f" in line
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["tilewire.service.gateway", "tilewire.service.engine"])
 def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path: Path) -> None:

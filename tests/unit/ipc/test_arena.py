@@ -7,6 +7,7 @@ import gc
 import itertools
 import mmap
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tilewire.service.errors import TooBusy
-from tilewire.service.ipc.arena import PIECE_BYTES, SLOT_ALIGN, Arena, Lease, Segment, slot_bytes
+from tilewire.service.ipc.arena import PIECE_BYTES, SLOT_ALIGN, Arena, Lease, Segment, make_sealed, slot_bytes
 
 NBYTES = 64 * 1024
 
@@ -135,6 +136,21 @@ def test_only_sealed_segments_of_their_size_are_attached() -> None:
     with pytest.raises(ValueError, match="not a sealed segment"):
         Segment.attach(fd, 2 * mmap.PAGESIZE)
     Segment.attach(fd, mmap.PAGESIZE).close()
+
+
+def test_a_descriptor_that_cannot_be_mapped_stays_the_callers() -> None:
+    """Closed twice, its number may be another file's by then."""
+    nbytes, limits = 2**42, resource.getrlimit(resource.RLIMIT_AS)
+    fd = make_sealed("test", nbytes)
+    resource.setrlimit(resource.RLIMIT_AS, (nbytes // 2, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            Segment.attach(fd, nbytes)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    gc.collect()
+    assert os.fstat(fd).st_size == nbytes
+    os.close(fd)
 
 
 def test_closing_a_segment_waits_for_its_views() -> None:
