@@ -10,6 +10,7 @@ import structlog
 
 from tilewire._installing import how_to_install
 from tilewire._version import __version__
+from tilewire.service.config.machine import memory_bytes
 from tilewire.service.config.parsers import check_url
 from tilewire.service.config.process import TlsSettings, TracingSettings
 from tilewire.service.config.settings import Settings, flag_name
@@ -57,6 +58,7 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
     """
     for name, needed in without_effect(settings):
         logger.warning("a setting without effect", setting=flag_name(name), needs=flag_name(needed))
+    _check_memory(settings, logger)
     _check_folders(settings, logger)
     _check_keys(settings, logger)
     if settings.tls is not None:
@@ -65,6 +67,19 @@ def check(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
         raise PreflightError("grpc_port", GRPC_MISSING)
     if settings.tracing is not None:
         _check_tracing(settings, settings.tracing, logger)
+
+
+def _check_memory(settings: Settings, logger: structlog.stdlib.BoundLogger) -> None:
+    """Warns where arena and residents do not fit: an engine that was killed for memory gets back what had filled it."""
+    wanted, memory = settings.num_arena_bytes + settings.resident_bytes, memory_bytes()
+    if wanted > memory:
+        logger.warning(
+            "arena and residents may exceed the memory",
+            arena_bytes=settings.num_arena_bytes,
+            resident_bytes=settings.resident_bytes,
+            memory_bytes=memory,
+            remedy="more memory, or lower --resident-bytes or --arena-bytes",
+        )
 
 
 def without_effect(settings: Settings) -> list[tuple[str, str]]:

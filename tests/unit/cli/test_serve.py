@@ -16,6 +16,7 @@ from tests.unit.client.scripted_server import closes, scripted
 from tests.unit.client.speaking_server import SpeakingServer, on_a_socket
 from tilewire.service.cli.serve import remedy_of, unknown_variables, words_of
 from tilewire.service.config import preflight
+from tilewire.service.config.machine import memory_bytes
 from tilewire.service.config.settings import Settings
 from tilewire.service.supervisor.listeners import StartError, bind
 
@@ -64,6 +65,13 @@ def test_the_command_says_both() -> None:
     environment = {**os.environ, "TILEWIRE_PORT": "abc"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "TILEWIRE_PORT: 'abc' is no integer\n")
+
+
+def test_residents_beyond_the_memory_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    memory = memory_bytes()
+    for resident_bytes, is_told in ((memory, True), (memory // 2, False)):
+        preflight.check(Settings(arena_bytes=2**20, resident_bytes=resident_bytes), LOGGER)
+        assert ("arena and residents may exceed the memory" in capsys.readouterr().out) == is_told
 
 
 @pytest.mark.parametrize("name", ["tensors_dir", "programs_dir", "store"])
