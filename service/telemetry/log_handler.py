@@ -107,13 +107,19 @@ class LogHandler(logging.Handler):
         return f"{text}\n".encode(self._encoding, "backslashreplace")
 
     def _wait(self, line: bytes) -> None:
+        if self._writer is None:
+            # A daemon: the end of a process does not wait for a reader that stalls.
+            writer = threading.Thread(target=self._write_waiting, name="log", daemon=True)
+            try:
+                writer.start()
+            except RuntimeError:
+                # The system allows no more threads now: the next line tries again.
+                self._num_lost += 1
+                return
+            self._writer = writer
         self._waiting.append(line)
         self._waiting_bytes += len(line)
         self._changed.notify_all()
-        if self._writer is None:
-            # A daemon: the end of a process does not wait for a reader that stalls.
-            self._writer = threading.Thread(target=self._write_waiting, name="log", daemon=True)
-            self._writer.start()
 
     def _write_waiting(self) -> None:
         while True:

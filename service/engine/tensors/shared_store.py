@@ -215,15 +215,19 @@ class SharedStore:
             self._work.get()()
 
     def _watch(self) -> None:
-        looks: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        looks: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         while not self._closing.is_set():
             # A thread of its own: the folder may not answer.
-            threading.Thread(target=self._try_to_look, args=(looks,), name="store-look", daemon=True).start()
+            try:
+                threading.Thread(target=self._try_to_look, args=(looks,), name="store-look", daemon=True).start()
+            except RuntimeError as error:
+                # The system allows no more threads now.
+                looks.put(error)
             self._note_look(looks)
             self._has_looked.set()
             self._closing.wait(self._check_s)
 
-    def _try_to_look(self, looks: queue.SimpleQueue[OSError | None]) -> None:
+    def _try_to_look(self, looks: queue.SimpleQueue[Exception | None]) -> None:
         error = None
         try:
             self.look()
@@ -233,7 +237,7 @@ class SharedStore:
             logger.exception("store: a look at the folder failed")
         looks.put(error)
 
-    def _note_look(self, looks: queue.SimpleQueue[OSError | None]) -> None:
+    def _note_look(self, looks: queue.SimpleQueue[Exception | None]) -> None:
         """Waits for the end of a look; counts one that takes too long as often as others would have failed meanwhile."""
         wait_s = self._look_s
         while not self._closing.is_set():

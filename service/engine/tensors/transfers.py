@@ -127,8 +127,14 @@ class TransferThread(Transfers):
             (self._awaited if transfer.is_awaited else self._others)[transfer] = None
             self._changed.notify()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="transfers", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # Where the system allows no more threads this transfer fails, and the next one tries again.
+                self._finish(transfer, error)
+            else:
+                self._thread = thread
 
     def drop(self, transfer: Transfer) -> None:
         with self._changed:

@@ -52,7 +52,19 @@ async def offload(
     """
     if nbytes <= OFFLOAD_BYTES:
         return work(*args, **kwargs)
-    running = asyncio.get_running_loop().run_in_executor(_THREADS, lambda: work(*args, **kwargs))
+    is_over = False
+
+    def run() -> ReturnT:
+        if is_over:
+            raise RuntimeError("its request has ended")
+        return work(*args, **kwargs)
+
+    try:
+        running = asyncio.get_running_loop().run_in_executor(_THREADS, run)
+    except RuntimeError:
+        # Where the system allows no more threads the pool keeps the work for later, when the request's slots are others'.
+        is_over = True
+        raise
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.no_threads import no_more_threads
 from tilewire.service.telemetry import log_handler
 from tilewire.service.telemetry.log_handler import FLUSH_S, MAX_WAITING_BYTES, LogHandler
 
@@ -57,6 +58,22 @@ def test_lines_wait_for_a_reader_and_those_who_log_do_not(ends: tuple[int, int])
     # What comes behind them waits for nothing.
     handler.handle(record("last"))
     assert read_lines(reader, 1) == ["last"]
+
+
+@pytest.mark.timeout(20)
+def test_lines_that_find_no_thread_are_counted_and_later_ones_wait(ends: tuple[int, int]) -> None:
+    reader, writer = ends
+    handler = LogHandler(writer)
+    texts = [f"{number} {LINE}" for number in range(400)]
+    with no_more_threads():
+        for text in texts:
+            handler.handle(record(text))
+    handler.handle(record("last"))
+    read = read_lines(reader, 1)
+    while read[-1] != "last":
+        read += read_lines(reader, 1)
+    assert set(read) < {*texts, "last"} | {line for line in read if "were left out here" in line}
+    assert any("were left out here" in line for line in read)
 
 
 @pytest.mark.timeout(20)

@@ -16,6 +16,7 @@ import torch
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.jobs import JobBench
+from tests.support.no_threads import no_more_threads
 from tests.support.peak import begin_peak, peak_bytes
 from tests.support.tensor_bodies import NUMPY, Array
 from tests.support.transfers import download, uploaded
@@ -223,13 +224,8 @@ def test_where_no_thread_can_be_started_the_next_launch_tries_again() -> None:
     bench = JobBench(2**22)
     job = bench.job("matmul", MatmulOptions(), a=bench.put(torch.ones(256, 256)), b=bench.put(torch.ones(256, 256)))
     launches = join([job])
-    # No system has room for a stack of this size.
-    before = threading.stack_size(2**46)
-    try:
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            bench.backend.begin(launches)
-    finally:
-        threading.stack_size(before)
+    with no_more_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+        bench.backend.begin(launches)
     assert bench.backend.begin(launches).wait().kernel_ns > 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.no_threads import no_more_threads
 from tilewire.service.engine.tensors.folder import StoredVersion, StoreFolder, Written, bucket_of
 from tilewire.service.engine.tensors.shared_store import MAX_WAITING, Change, SharedStore, Watched
 from tilewire.service.errors import TilewireError, TooBusy, Unavailable
@@ -264,6 +265,27 @@ def test_a_change_is_awaited_for_so_long(scene: Scene) -> None:
     assert not Change(timeout_s=0.0).is_awaited()
     with pytest.raises(Unavailable, match="too long"):
         scene.folder.write("w", KIND, None, scene.fd, is_awaited=Change(timeout_s=0.0).is_awaited)
+
+
+def test_a_look_that_finds_no_thread_fails_and_the_next_one_tries_again(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, failures = queue.Queue[None](), queue.Queue[None]()
+
+    def watched() -> list[Watched]:
+        looks.put(None)
+        return []
+
+    store = SharedStore(scene.folder, 0.01, scene.loop.call, watched, scene.loop.on_changed, lambda: failures.put(None))
+    store.start(WAIT_S)
+    with no_more_threads():
+        for _ in range(2):
+            failures.get(timeout=WAIT_S)
+    assert "the folder cannot be read: can't start new thread" in caplog.text
+    while not looks.empty():
+        looks.get()
+    looks.get(timeout=WAIT_S)
+    store.close()
 
 
 def test_a_look_that_does_not_end_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.descriptors import open_descriptors
+from tests.support.no_threads import no_more_threads
 from tests.support.transfers import host_copy
 from tilewire.service.engine.backends.contract import PIECE_BYTES, DeviceLost, HostBytes
 from tilewire.service.engine.backends.cpu import CpuBackend, HostCopier
@@ -155,6 +156,17 @@ def test_nothing_that_was_moved_is_held_by_who_waited(stack: contextlib.ExitStac
     bench.copier.permits.release()
     assert bench.next_over() == ("next", None)
     assert held() is None
+
+
+def test_where_no_thread_can_be_started_the_next_transfer_tries_again(stack: contextlib.ExitStack) -> None:
+    bench = Bench(stack)
+    with no_more_threads():
+        bench.add("refused", 10)
+    name, error = bench.next_over()
+    assert (name, str(error)) == ("refused", "can't start new thread")
+    bench.copier.permits.release()
+    bench.add("next", 10)
+    assert bench.next_over() == ("next", None)
 
 
 def test_those_that_are_awaited_take_turns(stack: contextlib.ExitStack) -> None:
