@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,24 +52,40 @@ class Spawned:
 
 
 async def spawn(module: str, *arguments: str) -> Spawned:
-    """Starts a process; it imports what it needs and waits for its settings."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # Never the folder that the command was typed in.
-            "-P",
-            # Where a crash within a library's code happened is written to the log.
-            "-X",
-            "faulthandler",
-            "-m",
-            module,
-            *arguments,
-            stdin=theirs.fileno(),
-            start_new_session=True,
-            cwd=folder_of_children(),
-        )
+    """Starts a process; it imports what it needs and waits for its settings.
+
+    Raises:
+        OSError: The system allows no more processes, threads or descriptors.
+    """
+    with contextlib.ExitStack() as unless_started:
+        ours, theirs = socket.socketpair()
+        unless_started.enter_context(ours)
+        with theirs, _thread_errors():
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                # Never the folder that the command was typed in.
+                "-P",
+                # Where a crash within a library's code happened is written to the log.
+                "-X",
+                "faulthandler",
+                "-m",
+                module,
+                *arguments,
+                stdin=theirs.fileno(),
+                start_new_session=True,
+                cwd=folder_of_children(),
+            )
+        unless_started.pop_all()
     return Spawned(process, ours)
+
+
+@contextlib.contextmanager
+def _thread_errors() -> Iterator[None]:
+    """Raises `OSError` where no thread can be started, as where no process can. Python 3.11 awaits each process in one."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(errno.EAGAIN, str(error)) from error
 
 
 def folder_of_children() -> str | None:
@@ -237,7 +254,7 @@ class Child:
             return EXIT_NOT_STARTED
         self._process, ours = spawned.process, spawned.control
         try:
-            with self._make(restarts, self._was_ready) as settings:
+            with self._make(restarts, self._was_ready) as settings, _thread_errors():
                 # In a thread: it has to wait for a process that is only just importing.
                 await asyncio.to_thread(child.send_settings, ours, settings)
         except OSError as error:
