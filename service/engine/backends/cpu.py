@@ -7,12 +7,13 @@ the loop begins, so that it answers meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -28,9 +29,10 @@ from tilewire.service.engine.backends.contract import (
     Running,
     device_of,
 )
-from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, tensor_of
+from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, lacks_memory, tensor_of
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
+from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
 from tilewire.service.ops.op import AnyOp, AxisOp, ElementwiseOp, OpOptions
@@ -97,6 +99,17 @@ class HostCopier:
     def copy(self, piece: torch.Tensor, into: torch.Tensor) -> None:
         """Copies a piece."""
         copy_with_one_thread(piece, into)
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Turns the framework's error into the contract's, as on a GPU."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not lacks_memory(error):
+            raise
+        raise TooBusy("no memory on the host for this request's operands and result") from error
 
 
 class CpuBackend:
@@ -208,6 +221,7 @@ class CpuBackend:
             del launches, running
             self._ring()
 
+    @_memory_errors()
     def _compute(self, launches: Sequence[LaunchSpec]) -> Timings:
         began_ns = time.perf_counter_ns()
         for launch in launches:

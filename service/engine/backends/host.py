@@ -24,6 +24,11 @@ def bytes_of(source: HostBytes) -> torch.Tensor:
     return source.mapped[source.offset : source.offset + source.type.nbytes]
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error says that the host has no memory; torch says so in words alone."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
+
+
 def shaped(flat: torch.Tensor, source: HostBytes) -> torch.Tensor:
     """Gives flat bytes (uint8, aligned for the dtype, any device) the source's dtype, shape and order, as a view."""
     typed = flat.view(TORCH_DTYPES[source.type.dtype])

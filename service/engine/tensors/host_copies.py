@@ -10,7 +10,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import Copier, HostBytes
 from tilewire.service.engine.backends.host import tensor_of
-from tilewire.service.engine.tensors.resident import cut, make_copy, map_file
+from tilewire.service.engine.tensors.resident import cut, make_copy, map_copy
 from tilewire.service.engine.tensors.shared_store import Change
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, pieces_of
 from tilewire.service.errors import TilewireError
@@ -57,7 +57,7 @@ def copy_steps(copy: HostCopy, tensor: torch.Tensor, copier: Copier) -> Iterator
     kind = copy.info.type
     fd = make_copy(copy.info.name, kind.nbytes)
     try:
-        yield from download_steps(tensor, HostBytes(map_file(fd, kind.nbytes), kind, 0))(copier)
+        yield from download_steps(tensor, HostBytes(map_copy(copy.info.name, fd, kind.nbytes), kind, 0))(copier)
     except BaseException:
         os.close(fd)
         raise

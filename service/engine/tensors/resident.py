@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from tilewire.service.config.machine import num_descriptors
+from tilewire.service.engine.backends.host import lacks_memory
 from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.messages import TensorInfo
@@ -139,6 +140,16 @@ def share_copy(name: str, fd: int) -> int:
         return os.dup(fd)
 
 
+def map_copy(name: str, fd: int, nbytes: int) -> torch.Tensor:
+    """Maps a host copy as `map_file` does.
+
+    Raises:
+        TooBusy: No memory.
+    """
+    with _as_busy(name):
+        return map_file(fd, nbytes)
+
+
 @contextlib.contextmanager
 def _as_busy(name: str) -> Iterator[None]:
     try:
@@ -147,6 +158,10 @@ def _as_busy(name: str) -> Iterator[None]:
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC):
             raise
         raise TooBusy(f"{name}: no host copy: {error.strerror}") from error
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        raise TooBusy(f"{name}: no host copy: no memory") from error
 
 
 def close_copy(fd: int) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import Backend, HostBytes
 from tilewire.service.engine.tensors.arrivals import Arrival, begin_arrival
-from tilewire.service.engine.tensors.resident import Held, Resident, close_copy, make_copy, map_file
+from tilewire.service.engine.tensors.resident import Held, Resident, close_copy, make_copy, map_copy
 from tilewire.service.engine.tensors.transfers import Steps
 from tilewire.service.errors import Lost, ResidentQuota, TilewireError, Unavailable, UnknownName
 from tilewire.service.ipc.board import VersionBoard, home_of
@@ -133,7 +133,7 @@ class Residents:
         self.check_room(name, resident.held_type.nbytes)
         fd = make_copy(name, source.type.nbytes) if resident.part is None or self.is_home(name) else -1
         try:
-            copy = HostBytes(map_file(fd, source.type.nbytes), source.type, 0) if fd >= 0 else None
+            copy = HostBytes(map_copy(name, fd, source.type.nbytes), source.type, 0) if fd >= 0 else None
             steps = begin_arrival(self._backend, resident, copy, source, fd)
         except BaseException:
             close_copy(fd)
@@ -584,7 +584,7 @@ class Residents:
 
     def _begin(self, resident: Resident, fd: int) -> Arrival:
         """Makes room for a tensor whose host copy is there; it counts until `uncount`."""
-        copy = HostBytes(map_file(fd, resident.info.type.nbytes), resident.info.type, 0)
+        copy = HostBytes(map_copy(resident.info.name, fd, resident.info.type.nbytes), resident.info.type, 0)
         arrival = Arrival(resident, begin_arrival(self._backend, resident, copy))
         self._count(resident, 1)
         self._arriving.add(arrival)

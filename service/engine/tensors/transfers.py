@@ -17,6 +17,8 @@ from typing import NoReturn, Protocol
 import torch
 
 from tilewire.service.engine.backends.contract import PIECE_BYTES, Backend, Copier
+from tilewire.service.engine.backends.host import lacks_memory
+from tilewire.service.errors import TooBusy
 
 # A piece that nobody awaits waits so long for a moment without a launch, and for those that somebody awaits; copies must end on
 # a device that is always busy, too.
@@ -168,7 +170,7 @@ class TransferThread(Transfers):
                 if not transfer.is_needless and self._move(transfer, copier):
                     continue
             except Exception as failure:  # noqa: BLE001  (whoever waits gets it)
-                error = failure
+                error = TooBusy("no memory on the host for a copy") if lacks_memory(failure) else failure
             self._finish(transfer, error)
             # A failure's frames hold tensors, and the next transfer may come late.
             del transfer, error

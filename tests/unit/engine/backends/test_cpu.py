@@ -16,6 +16,7 @@ import torch
 from tests.support import float64_oracle as oracle
 from tests.support.float64_oracle import assert_close, random_array
 from tests.support.jobs import JobBench
+from tests.support.no_memory import no_more_memory
 from tests.support.no_threads import no_more_threads
 from tests.support.peak import begin_peak, peak_bytes
 from tests.support.tensor_bodies import NUMPY, Array
@@ -26,6 +27,7 @@ from tilewire.service.engine.backends.host import tensor_of
 from tilewire.service.engine.loop.batching import join, launch_of
 from tilewire.service.engine.tensors.arrivals import begin_arrival
 from tilewire.service.engine.tensors.resident import Resident, make_copy, map_file
+from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.matmul import MatmulOptions
@@ -218,6 +220,21 @@ def test_a_launch_that_fails_in_the_thread_says_so_and_the_next_one_is_computed(
         failed.wait()
     assert right.wait().kernel_ns > 0
     assert tensor_of(job.outs[0]).unique().tolist() == [256.0]
+
+
+def test_without_memory_a_launch_is_refused_and_the_next_one_is_computed() -> None:
+    """An operand at an odd address is copied."""
+    bench = JobBench(2**28, align=1)
+    bench.put(torch.ones(1, dtype=torch.int8))
+    a, b = bench.put(torch.ones(2**8, 2**12)), bench.put(torch.ones(2**12, 2**13))
+    launches = join([bench.job("matmul", MatmulOptions(), a=a, b=b)])
+    bench.backend.begin(launches).wait()
+    with no_more_memory():
+        refused = bench.backend.begin(launches)
+        with pytest.raises(LaunchFailed, match="no memory on the host") as raised:
+            refused.wait()
+    assert isinstance(raised.value.error, TooBusy)
+    assert bench.backend.begin(launches).wait().kernel_ns > 0
 
 
 def test_where_no_thread_can_be_started_the_next_launch_tries_again() -> None:

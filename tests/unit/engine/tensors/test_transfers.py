@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from tests.support.descriptors import open_descriptors
+from tests.support.no_memory import no_more_memory
 from tests.support.no_threads import no_more_threads
 from tests.support.transfers import host_copy
 from tilewire.service.engine.backends.contract import PIECE_BYTES, DeviceLost, HostBytes
@@ -23,7 +24,14 @@ from tilewire.service.engine.backends.cpu import CpuBackend, HostCopier
 from tilewire.service.engine.backends.host import dtype_name
 from tilewire.service.engine.tensors.arrivals import begin_arrival
 from tilewire.service.engine.tensors.host_copies import HostCopy, copy_steps, download_steps
-from tilewire.service.engine.tensors.resident import Resident, close_copy, map_file, write_copy
+from tilewire.service.engine.tensors.resident import (
+    Resident,
+    close_copy,
+    make_copy,
+    map_copy,
+    map_file,
+    write_copy,
+)
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, TransferThread, pieces_of
 from tilewire.service.errors import TooBusy
 from tilewire.service.ipc.messages import TensorInfo
@@ -248,6 +256,18 @@ def test_one_that_fails_says_why_and_others_go_on(stack: contextlib.ExitStack, f
     assert bench.next_over() == ("x", None)
 
 
+def test_one_that_finds_no_memory_is_refused(stack: contextlib.ExitStack) -> None:
+    def steps(_: object) -> Generator[int]:
+        yield torch.empty(2**30, dtype=torch.uint8).nbytes
+
+    bench, over = Bench(stack), queue.SimpleQueue[Exception | None]()
+    with no_more_memory():
+        bench.thread.add(Transfer(steps, over.put, is_posted=False))
+        error = over.get(timeout=TIMEOUT_S)
+    assert isinstance(error, TooBusy)
+    assert str(error) == "no memory on the host for a copy"
+
+
 def test_before_the_loop_serves_it_waits_for_a_tensor(stack: contextlib.ExitStack) -> None:
     bench = Bench(stack)
     into = torch.zeros(5)
@@ -317,6 +337,13 @@ def test_a_tensor_or_its_part_arrives(
         ran(begin_arrival(backend, again, copy))
         assert again.tensor is not None
         assert torch.equal(again.tensor, expected)
+
+
+def test_a_host_copy_that_cannot_be_mapped_is_refused() -> None:
+    fd, nbytes = make_copy("w", 2**30), 2**30
+    with no_more_memory(), pytest.raises(TooBusy, match="w: no host copy: no memory"):
+        map_copy("w", fd, nbytes)
+    close_copy(fd)
 
 
 def test_a_host_copy_that_has_no_memory_is_refused() -> None:
