@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -38,6 +39,10 @@ EXIT_CANNOT_START = 78
 
 # Figures wait in the child while so many bytes have not left.
 MAX_UNSENT_BYTES = 2**20
+
+# Longest life of a child whose supervisor is gone. An engine lets go of 4 GiB of pinned memory in a second.
+ORPHAN_S = 30.0
+EXIT_ORPHAN = 75
 
 # Time between two beats, in seconds.
 BEAT_S = 0.5
@@ -163,19 +168,21 @@ class Control:
 
     Args:
         on_drain: Called on `Drain` and when the supervisor is gone; may be called twice.
+        orphan_s: How long the process may take to end then.
     """
 
-    def __init__(self, on_drain: Callable[[], None]) -> None:
+    def __init__(self, on_drain: Callable[[], None], orphan_s: float = ORPHAN_S) -> None:
         self._on_drain = on_drain
+        self._orphan_s = orphan_s
         self._link: Link[ToChild] = Link(ToChild, self._on_message, self._on_lost)
         self._lost = asyncio.Event()
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[bytes]] = {}
 
     @classmethod
-    async def open(cls, on_drain: Callable[[], None]) -> Control:
+    async def open(cls, on_drain: Callable[[], None], orphan_s: float = ORPHAN_S) -> Control:
         """Opens the control link; see the constructor."""
-        control = cls(on_drain)
+        control = cls(on_drain, orphan_s)
         sock = socket.socket(fileno=socket.dup(CONTROL_FD))
         sock.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: control._link, sock)
@@ -239,6 +246,8 @@ class Control:
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(Unavailable("the supervisor is gone"))
+        # Who would kill a process that hangs is no more.
+        asyncio.get_running_loop().call_later(self._orphan_s, os._exit, EXIT_ORPHAN)
         self._on_drain()
 
 

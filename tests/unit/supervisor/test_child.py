@@ -1,4 +1,4 @@
-"""What a child does before its settings come."""
+"""What a child does before its settings come, and when its supervisor is gone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tilewire.service.supervisor.child import EXIT_ORPHAN
 
 CODE = """
 import sys
@@ -52,3 +54,29 @@ def test_types_are_built_before_there_are_threads(side: str, settings: str) -> N
     called = done.stdout.split()
     assert "__init__" in called
     assert "get_class_annotations" not in called
+
+
+HANGS = """
+import asyncio
+from tilewire.service.supervisor import child
+
+async def main():
+    control = await child.Control.open(lambda: print("told to drain", flush=True), orphan_s=0.1)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_one_that_hangs_ends_when_its_supervisor_is_gone() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HANGS], stdin=theirs.fileno(), stdout=subprocess.PIPE, text=True
+        )
+    ours.close()
+    try:
+        told, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (told, process.returncode) == ("told to drain\n", EXIT_ORPHAN)
