@@ -66,8 +66,16 @@ class Segment:
         Args:
             name: For `/proc/<pid>/maps` only.
             nbytes: Size of the segment; pages are taken when first touched.
+
+        Raises:
+            OSError: It cannot be made, or not mapped.
         """
-        return cls(make_sealed(name, nbytes), nbytes)
+        fd = make_sealed(name, nbytes)
+        try:
+            return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:

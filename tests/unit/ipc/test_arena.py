@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import itertools
 import mmap
 import os
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -138,19 +140,33 @@ def test_only_sealed_segments_of_their_size_are_attached() -> None:
     Segment.attach(fd, mmap.PAGESIZE).close()
 
 
-def test_a_descriptor_that_cannot_be_mapped_stays_the_callers() -> None:
-    """Closed twice, its number may be another file's by then."""
-    nbytes, limits = 2**42, resource.getrlimit(resource.RLIMIT_AS)
-    fd = make_sealed("test", nbytes)
-    resource.setrlimit(resource.RLIMIT_AS, (nbytes // 2, limits[1]))
+@contextlib.contextmanager
+def address_space(nbytes: int) -> Iterator[None]:
+    """Lets this process map so much and no more."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (nbytes, limits[1]))
     try:
-        with pytest.raises(OSError, match="Cannot allocate memory"):
-            Segment.attach(fd, nbytes)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def test_a_descriptor_that_cannot_be_mapped_stays_the_callers() -> None:
+    """Closed twice, its number may be another file's by then."""
+    nbytes = 2**42
+    fd = make_sealed("test", nbytes)
+    with address_space(nbytes // 2), pytest.raises(OSError, match="Cannot allocate memory"):
+        Segment.attach(fd, nbytes)
     gc.collect()
     assert os.fstat(fd).st_size == nbytes
     os.close(fd)
+
+
+def test_a_segment_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with address_space(2**41), pytest.raises(OSError, match="Cannot allocate memory"):
+        Segment.create("test", 2**42)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_closing_a_segment_waits_for_its_views() -> None:
