@@ -32,7 +32,7 @@ from tilewire.service.engine.backends.contract import (
 from tilewire.service.engine.backends.host import TORCH_DTYPES, copy_with_one_thread, lacks_memory, tensor_of
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.engine.ops.registry import ENGINE_OPS
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import TooBusy, Unavailable
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.messages import Timings
 from tilewire.service.ops.op import AnyOp, AxisOp, ElementwiseOp, OpOptions
@@ -202,8 +202,11 @@ class CpuBackend:
             return Finished(self._compute(launches))
         self._computing = [one for one in self._computing if not one.is_done()]
         if len(self._computing) == self._num_threads:
-            # Where the system allows no more threads this request fails, and the next one tries again.
-            threading.Thread(target=self._compute_forever, name="compute", daemon=True).start()
+            try:
+                threading.Thread(target=self._compute_forever, name="compute", daemon=True).start()
+            except RuntimeError as error:
+                # This request fails, and the next one tries again.
+                raise Unavailable("the system allows no more threads") from error
             self._num_threads += 1
         running = Computing()
         self._computing.append(running)

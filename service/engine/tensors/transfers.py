@@ -18,7 +18,7 @@ import torch
 
 from tilewire.service.engine.backends.contract import PIECE_BYTES, Backend, Copier
 from tilewire.service.engine.backends.host import lacks_memory
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import TooBusy, Unavailable
 
 # A piece that nobody awaits waits so long for a moment without a launch, and for those that somebody awaits; copies must end on
 # a device that is always busy, too.
@@ -132,9 +132,9 @@ class TransferThread(Transfers):
             thread = threading.Thread(target=self._run, name="transfers", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:
-                # Where the system allows no more threads this transfer fails, and the next one tries again.
-                self._finish(transfer, error)
+            except RuntimeError:
+                # This transfer fails, and the next one tries again.
+                self._finish(transfer, Unavailable("the system allows no more threads"))
             else:
                 self._thread = thread
 

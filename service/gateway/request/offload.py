@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from tilewire.service.errors import Unavailable
 from tilewire.service.gateway.request.admission import Leases
 
 ReturnT = TypeVar("ReturnT")
@@ -49,27 +50,43 @@ async def offload(
     """Calls `work`, in a thread if it has more than `OFFLOAD_BYTES` to go through.
 
     A request that is cancelled meanwhile still waits for the thread: it uses the request's slots.
+
+    Raises:
+        Unavailable: The system allows no more threads.
     """
     if nbytes <= OFFLOAD_BYTES:
         return work(*args, **kwargs)
-    is_over = False
+    is_done: Future[None] = Future()
 
     def run() -> ReturnT:
-        if is_over:
+        if not is_done.set_running_or_notify_cancel():
             raise RuntimeError("its request has ended")
-        return work(*args, **kwargs)
+        try:
+            return work(*args, **kwargs)
+        finally:
+            is_done.set_result(None)
 
     try:
         running = asyncio.get_running_loop().run_in_executor(_THREADS, run)
-    except RuntimeError:
-        # Where the system allows no more threads the pool keeps the work for later, when the request's slots are others'.
-        is_over = True
-        raise
+    except RuntimeError as error:
+        # The pool keeps the work for later, when the request's slots are others', unless one of its threads does it now.
+        if not is_done.cancel():
+            await _over(asyncio.wrap_future(is_done))
+        raise Unavailable("the system allows no more threads") from error
+    try:
+        return await _over(running)
+    finally:
+        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+        del running
+
+
+async def _over(running: asyncio.Future[ReturnT]) -> ReturnT:
+    """Returns what a thread's work returns; waits for its end where the request is cancelled, too."""
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait([running])
         raise
     finally:
-        # An error that it holds leads back to this frame: left here, both would wait for the garbage collector.
+        # As above.
         del running

@@ -33,7 +33,7 @@ from tilewire.service.engine.tensors.resident import (
     write_copy,
 )
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, TransferThread, pieces_of
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import TooBusy, Unavailable
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
 from tilewire.service.placement import Part
@@ -171,7 +171,8 @@ def test_where_no_thread_can_be_started_the_next_transfer_tries_again(stack: con
     with no_more_threads():
         bench.add("refused", 10)
     name, error = bench.next_over()
-    assert (name, str(error)) == ("refused", "can't start new thread")
+    assert (name, str(error)) == ("refused", "the system allows no more threads")
+    assert isinstance(error, Unavailable)
     bench.copier.permits.release()
     bench.add("next", 10)
     assert bench.next_over() == ("next", None)
