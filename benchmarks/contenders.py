@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.bench_batching import safetensors_of
 from benchmarks.load import Call
-from tilewire.service.cli.launch import LaunchError, end_with_parent, running_server
+from tilewire.service.cli.launch import LaunchError, ending_with_us, running_server
 
 TILEWIRE, TWENTY_LINES, LITSERVE, BODY_ONLY, RAW = "Tilewire", "20 lines", "LitServe", "body only", "raw socket"
 ROOT = Path(__file__).parent.parent
@@ -176,13 +176,7 @@ def running_command(words: Sequence[str], env: dict[str, str]) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", *words, "--port", str(port)]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **env},
-        start_new_session=True,
-        preexec_fn=end_with_parent,  # noqa: PLW1509  (it takes no lock)
-    )
+    process = subprocess.Popen(ending_with_us(command), cwd=ROOT, env={**os.environ, **env}, start_new_session=True)
     try:
         _wait_open(process, port)
         yield f"http://127.0.0.1:{port}"

@@ -112,7 +112,7 @@ class MatmulOperands:
             return {"torch": functools.partial(scaled, is_fast=is_fast)} if shape.batch == 1 else {}
         if shape.dtype == "int8":
             return {"torch": lambda index: torch._int_mm(*sets[index][:2])} if shape.batch == 1 else {}
-        if shape.dtype != shape.stored_dtype or shape.precision == "tf32x3":
+        if shape.dtype != shape.stored_dtype:
             return {}
         multiply = torch.mm if shape.batch == 1 else torch.bmm
 

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 # Line that `tilewire serve` prints when it answers requests.
 _ANNOUNCED = re.compile(r"at (https?://\S+)")
 EXIT_TIMEOUT_S = 60.0
-# Of <sys/prctl.h>: the signal that a process gets when its parent ends.
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+# Python that asks for SIGTERM when process argv[1] ends (PR_SET_PDEATHSIG of <sys/prctl.h> is 1), and becomes the command after
+# it. Not a `preexec_fn`: that would run in a fork of a process that may have threads.
+_ENDING_WITH = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
 class LaunchError(Exception):
     """The server ended before it was ready; its log is on standard error."""
 
 
-def end_with_parent() -> None:
-    """Has this process end with its parent, as a `preexec_fn`: a parent that is ended by a signal stops nothing itself."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """`command`, but its process gets SIGTERM when this one ends: one that is ended by a signal stops nothing itself."""
+    return [sys.executable, "-I", "-S", "-c", _ENDING_WITH, str(os.getpid()), *command]
 
 
 @contextmanager
@@ -40,13 +42,8 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
     """
     command = [sys.executable, "-P", "-m", "tilewire", "serve", "--port", "0", *flags]
     variables = {**os.environ, **(env or {})}
-    with subprocess.Popen(  # noqa: S603  (our own command)
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=variables,
-        preexec_fn=end_with_parent,  # noqa: PLW1509  (it takes no lock)
-    ) as process:
+    process_words = ending_with_us(command)
+    with subprocess.Popen(process_words, stdout=subprocess.PIPE, text=True, env=variables) as process:  # noqa: S603  (ours)
         assert process.stdout is not None, "This is a bug."
         try:
             for line in process.stdout:

@@ -162,9 +162,10 @@ def test_engines_start_where_the_folder_of_the_command_was_deleted(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_that_a_command_started_ends_with_it(number: signal.Signals) -> None:
-    """As `tilewire demo` and the benchmarks start one."""
+    """As `tilewire demo` and the benchmarks start one. Where it forked, threads of other libraries might hang it."""
     text = (
-        "import sys, time\nfrom tilewire.service.cli.launch import running_server\n"
+        "import os, sys, time\nfrom tilewire.service.cli.launch import running_server\n"
+        "os.register_at_fork(before=lambda: os._exit(1))\n"
         "with running_server(*sys.argv[1:]) as url:\n    print(url, flush=True)\n    time.sleep(600)\n"
     )
     command = [sys.executable, "-P", "-c", text, *PLAIN, "--device", "cpu", "--no-spare-engine"]

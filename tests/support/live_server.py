@@ -21,6 +21,8 @@ from typing import ClassVar
 
 import httpx
 
+from tilewire.service.cli.launch import ending_with_us
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-P", "-m", "tilewire", "serve"]
 # Where servers run whose tests name no device; `cuda:0` asks a GPU the same questions.
@@ -65,7 +67,7 @@ class LiveServer:
         env.setdefault("OTEL_BSP_SCHEDULE_DELAY", "100")
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [*before, *COMMAND, "--port", "0", "--device", DEVICE, *FOR_TESTS, *flags],
+                ending_with_us([*before, *COMMAND, "--port", "0", "--device", DEVICE, *FOR_TESTS, *flags]),
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
