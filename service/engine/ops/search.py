@@ -14,8 +14,10 @@ from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operan
 from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.search import SearchOptions
 
-# Items beyond twice k whose distances are computed again on the CPU: those that rounding may have put behind the k best.
-SPARE_CANDIDATES = 32
+# Items beyond the k best that are scored again on the CPU: so many, and a quarter of k.
+SPARE_CANDIDATES = 8
+# With fewer items for each candidate, float32 chooses none: scoring them again would take as long as it saves.
+MIN_ITEMS_PER_CANDIDATE = 256
 # Most elements of items that are gathered at once for that: 4 MiB in float32.
 MAX_GATHERED = 2**20
 # Most bytes of items, as they are multiplied, and of what comes of them that are held at once: a core's cache has room for it.
@@ -24,8 +26,13 @@ MAX_BLOCK_BYTES = 2**21
 MAX_SCORES = 2**22
 # Queries that are scored together, where there are as many: for fewer, items are converted as long as they are multiplied.
 MIN_QUERIES = 64
-# Computes (M, n) float64 scores of M queries and (n, K) items, which are this part of all.
+# Float32 can add up products below that, and divide by a norm above its inverse.
+_MAX_FLOAT32 = 2.0**126
+# Computes (M, n) scores of M queries and (n, K) items, which are this part of all.
 _Score: TypeAlias = Callable[[torch.Tensor, slice], torch.Tensor]
+# Says, as (M,) booleans, for which of (M, K) queries no item but its candidates can be a result. Takes the (M,) scores of their
+# last candidates and their worst results, too.
+_Check: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class EngineSearch(EngineOp[SearchOptions]):
@@ -35,44 +42,35 @@ class EngineSearch(EngineOp[SearchOptions]):
 
     def __init__(self) -> None:
         # By metric: what `kernels.item_norms` gives of the items, for as long as their tensor lives. `centre` and `squares` are
-        # the CPU's for `l2`, in float64.
+        # the CPU's for `l2`, `largest` is for `dot`.
         self._norms: dict[str, WeakTensorKeyDictionary] = {
-            kind: WeakTensorKeyDictionary() for kind in ("cosine", "l2", "centre", "squares")
+            kind: WeakTensorKeyDictionary() for kind in ("cosine", "l2", "centre", "squares", "largest")
         }
 
     def cpu(self, inputs: Operands, options: SearchOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
-        a, b, bias = inputs["a"], inputs["b"], inputs.get("bias")
+        a, b = inputs["a"], inputs["b"]
         rows, width = math.prod(a.shape[:-1]), a.shape[-1]
         queries = a.reshape(rows, width)
         if not width:
             # Queries without elements are equal.
             queries = queries[:1]
-        centre = self._norms_of(inputs, "centre", lambda: _centre(b)) if options.metric == "l2" else None
-        score_of = self._scoring(inputs, options, centre)
-        found = []
-        for part in torch.split(queries, max(MIN_QUERIES, MAX_SCORES // len(b))):
-            given = part if part.dtype == torch.int8 else part.double()
-            scored = _Scored(score_of(given), len(part), b, bias, options.metric != "l2")
-            if centre is not None and a.is_floating_point():
-                found.append(_nearest(part, scored, options.k, centre))
-            else:
-                found.append(scored.best(options.k))
-        values, indices = (torch.cat(one).expand(rows, -1) for one in zip(*found, strict=True))
+        search = _Search(self._metric_of(inputs, options), b, inputs.get("bias"), options.k)
+        parts = torch.split(queries, max(MIN_QUERIES, MAX_SCORES // len(b)))
+        values, indices = (torch.cat(one).expand(rows, -1) for one in zip(*map(search.best, parts), strict=True))
         shape = (*a.shape[:-1], options.k)
         return values.reshape(shape), indices.reshape(shape)
 
-    def _scoring(
-        self, inputs: Operands, options: SearchOptions, centre: torch.Tensor | None
-    ) -> Callable[[torch.Tensor], _Score]:
-        """Returns what makes the score of (M, K) int8 or float64 queries on the CPU; it has the norms of the items."""
-        b = inputs["b"]
-        if options.metric == "cosine":
-            norms = self._norms_of(inputs, "cosine", lambda: _inverse_norms(b))
-            return lambda a: _cosine(a, norms)
-        if centre is not None:
+    def _metric_of(self, inputs: Operands, options: SearchOptions) -> _Metric:
+        """Returns how items are scored on the CPU; it has their norms."""
+        b, bias = inputs["b"], inputs.get("bias")
+        if options.metric == "l2":
+            centre = self._norms_of(inputs, "centre", lambda: _centre(b))
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
-            return lambda a: _distance(a, centre, squares)
-        return lambda a: lambda items, _at: _products(a, items)
+            largest = self._norms_of(inputs, "largest", lambda: _largest_norm(b))
+            return _distance(b, _Squares(centre, squares, largest), bias)
+        if options.metric == "cosine":
+            return _cosine(b, self._norms_of(inputs, "cosine", lambda: _inverse_norms(b)))
+        return _dot(b, self._norms_of(inputs, "largest", lambda: _largest_norm(b)))
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         kernels, inputs, options, (values, indices), batch_invariant = call
@@ -119,67 +117,159 @@ def _blocks(rows: torch.Tensor, num_beside: int = 1, itemsize: int = 8) -> Seque
     Args:
         rows: Rows.
         num_beside: How many float64 come of each row and are held for a block, too.
-        itemsize: Bytes of an element while it is computed with: float64, unless it is taken as it is.
+        itemsize: Bytes of an element once it is converted, float64 by default; 0 where none is.
     """
     return torch.split(rows, max(1, MAX_BLOCK_BYTES // max(itemsize * rows.shape[1], 8 * num_beside)))
 
 
-def _products(a: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """Returns (M, n) float64 products of (M, K) queries and (n, K) items, int8 or float64 and any float; of int8 exactly."""
-    if a.dtype == torch.int8:
-        return int8.multiply(a, items.mT).double()
-    return torch.matmul(a, items.double().mT)
+class _Converted:
+    """Converts blocks of items, each into the memory of the one before: new memory takes as long as converting.
+
+    Args:
+        dtype: What they are computed in.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._room = torch.empty((0, 0), dtype=dtype)
+
+    def __call__(self, items: torch.Tensor) -> torch.Tensor:
+        """Returns `items`, (n, K), until the next call."""
+        if items.dtype == self._dtype:
+            return items
+        if len(self._room) < len(items):
+            self._room = torch.empty(items.shape, dtype=self._dtype)
+        return self._room[: len(items)].copy_(items)
 
 
-class _Scored(NamedTuple):
-    """Scores of some queries, which are computed some items at a time.
-
-    How a product is rounded depends on where its item lies. In float64 equal items have equal float32 scores all the same.
+class _Way(NamedTuple):
+    """A way to score all items.
 
     Attributes:
-        score: Computes them.
-        num_queries: Number of queries, M.
-        b: (N, K) items.
-        bias: (N,) added to the scores, or None.
+        scoring: Makes the score of (M, K) queries. How a product is rounded depends on where its item lies. In float64 equal
+            items have equal float32 scores all the same.
+        itemsize: Bytes of an element of an item once it is converted; 0 where none is.
+        is_coarse: Whether its scores are float32 sums.
+        check: Where the best by these scores are candidates, which are scored again: says for which queries they are enough.
+            None where these scores are results.
+    """
+
+    scoring: Callable[[torch.Tensor], _Score]
+    itemsize: int
+    check: _Check | None = None
+    is_coarse: bool = False
+
+
+class _Metric(NamedTuple):
+    """How items are scored.
+
+    Attributes:
+        ways: Fast ones first; the last one gives results.
+        results: Computes (M, c) scores as a result has them, of (M, K) queries, (M, c, K) items, and their (M, c) indices.
         largest: Whether larger scores are better.
     """
 
-    score: _Score
-    num_queries: int
+    ways: tuple[_Way, ...]
+    results: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    largest: bool = True
+
+
+class _Search(NamedTuple):
+    """A search among items.
+
+    Attributes:
+        metric: How they are scored.
+        b: (N, K) items.
+        bias: (N,) added to the scores, or None.
+        k: Number of results.
+    """
+
+    metric: _Metric
     b: torch.Tensor
     bias: torch.Tensor | None
-    largest: bool
+    k: int
 
-    def best(self, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (M, k) float32 scores, best first, and (M, k) int64 indices; among equals those of the smaller index."""
+    def best(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chooses k items of each query. Queries for which a way may have missed one go the next way.
+
+        Args:
+            a: (M, K) queries.
+
+        Returns:
+            (M, k) float32 scores, best first, and (M, k) int64 indices; among equals those of the smaller index.
+        """
+        values, indices = torch.empty((len(a), self.k)), torch.empty((len(a), self.k), dtype=torch.int64)
+        left = torch.arange(len(a))
+        count = min(self.k + self.k // 4 + SPARE_CANDIDATES, len(self.b))
+        for way in self.metric.ways:
+            if way.check is None:
+                values[left], indices[left] = self._ranked(a[left], way, self.k)
+                break
+            if way.is_coarse and len(self.b) < MIN_ITEMS_PER_CANDIDATE * count:
+                continue
+            queries = a[left]
+            scores, candidates = self._ranked(queries, way, count)
+            values[left], indices[left] = self._among(queries, candidates.sort(dim=-1).values)
+            if count == len(self.b):
+                break
+            left = left[~way.check(queries, scores[:, -1].double(), values[left, -1].double())]
+            if not len(left):
+                break
+        return values, indices
+
+    def _among(self, a: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chooses k of (M, c) candidates, whose indices ascend, by their results."""
+        scores = torch.empty(candidates.shape)
+        at_once = max(1, MAX_GATHERED // max(candidates.shape[1] * self.b.shape[1], 1))
+        for queries, chosen, into in zip(*(torch.split(one, at_once) for one in (a, candidates, scores)), strict=True):
+            into.copy_(self.metric.results(queries, self.b[chosen], chosen))
+        if self.bias is not None:
+            scores += self.bias.float()[candidates]
+        values, places = best(scores, self.k, largest=self.metric.largest, is_nan_large=False)
+        return values, candidates.gather(-1, places)
+
+    def _ranked(self, a: torch.Tensor, way: _Way, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chooses `count` of all items by the scores of `way`."""
+        score, largest = way.scoring(a), self.metric.largest
         values, indices, begin = [], [], 0
-        for items in torch.split(self.b, max(k, MAX_SCORES // max(self.num_queries, 1))):
-            found = best(self._of(items, begin), min(k, len(items)), largest=self.largest, is_nan_large=False)
+        for items in torch.split(self.b, max(count, MAX_SCORES // max(len(a), 1))):
+            scores, at = torch.empty((len(a), len(items))), begin
+            for block in _blocks(items, len(a), way.itemsize):
+                end = at + len(block)
+                scores[:, at - begin : end - begin] = score(block, slice(at, end))
+                at = end
+            if self.bias is not None:
+                scores += self.bias[begin:at].float()
+            found = best(scores, min(count, len(items)), largest=largest, is_nan_large=False)
             values.append(found[0])
             indices.append(found[1] + begin)
-            begin += len(items)
+            begin = at
         if len(values) == 1:
             return values[0], indices[0]
         # Candidates lie in the order of their items where they are equal.
-        chosen, places = best(torch.cat(values, -1), k, largest=self.largest, is_nan_large=False)
+        chosen, places = best(torch.cat(values, -1), count, largest=largest, is_nan_large=False)
         return chosen, torch.cat(indices, -1).gather(-1, places)
-
-    def _of(self, items: torch.Tensor, begin: int) -> torch.Tensor:
-        """Returns the (M, n) float32 scores of the items that begin there."""
-        scores, at = torch.empty((self.num_queries, len(items))), 0
-        for block in _blocks(items, self.num_queries, 1 if int8.has_dot(items) else 8):
-            end = at + len(block)
-            scores[:, at:end] = self.score(block, slice(begin + at, begin + end))
-            at = end
-        if self.bias is not None:
-            scores += self.bias[begin : begin + len(items)].float()
-        return scores
 
 
 def _squares(rows: torch.Tensor, centre: torch.Tensor | float = 0.0) -> torch.Tensor:
     """Sums of squares of the rows less a centre, in float64."""
+    converted = _Converted(torch.float64)
     blocks = _blocks(rows.flatten(0, -2))
-    return torch.cat([block.double().sub(centre).square_().sum(-1) for block in blocks]).view(rows.shape[:-1])
+    return torch.cat([converted(block).sub_(centre).square_().sum(-1) for block in blocks]).view(rows.shape[:-1])
+
+
+class _Squares(NamedTuple):
+    """Squared norms of items.
+
+    Attributes:
+        centre: (K,) float64 point that items are counted from; 0 for int8.
+        of_items: (N,) squared distances of the items from it, in float64.
+        largest: The largest norm of an item, from 0.
+    """
+
+    centre: torch.Tensor
+    of_items: torch.Tensor
+    largest: torch.Tensor
 
 
 def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
@@ -187,41 +277,189 @@ def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
     return torch.where(norms == 0, 0.0, 1 / norms)
 
 
+def _largest_norm(rows: torch.Tensor) -> torch.Tensor:
+    """The largest norm of the rows, in float64, rounded up; not finite where one is not, or float32 has no number for it.
+
+    0 for integers, whose scores are exact.
+    """
+    if not rows.is_floating_point():
+        return torch.zeros((), dtype=torch.float64)
+    converted = _Converted(torch.float32)
+    norms = [torch.linalg.vector_norm(converted(block), dim=-1) for block in _blocks(rows, itemsize=4)]
+    return torch.cat(norms).max().double() * (1 + 2.0**-10)
+
+
 def _centre(items: torch.Tensor) -> torch.Tensor:
     """Returns the mean of the items, in float64; 0 where it is no number, and of integers, whose distances are exact so."""
     if not items.is_floating_point():
         return torch.zeros(items.shape[1], dtype=torch.float64)
-    sums = torch.stack([block.double().sum(0) for block in _blocks(items)]).sum(0)
+    converted = _Converted(torch.float64)
+    sums = torch.stack([converted(block).sum(0) for block in _blocks(items)]).sum(0)
     return (sums / max(len(items), 1)).nan_to_num(0.0, 0.0, 0.0)
 
 
-def _cosine(a: torch.Tensor, norms: torch.Tensor) -> _Score:
-    """Makes the score of (M, K) queries by cosine; `norms` are those of the items, inverse."""
-    own = _inverse_norms(a).unsqueeze(-1)
-    # Behind the product, which float64 rounds little: the cosine of orthogonal integers is 0 wherever the item lies.
-    return lambda items, at: _products(a, items).mul_(own).mul_(norms[at])
+def _products(dtype: torch.dtype) -> Callable[[torch.Tensor], _Score]:
+    """Makes scores by products that are added up in `dtype`, or exactly, as float64, where it is int8."""
+
+    def scoring(a: torch.Tensor) -> _Score:
+        if dtype == torch.int8:
+            return lambda items, _at: int8.multiply(a, items.mT).double()
+        queries, converted = a.to(dtype), _Converted(dtype)
+        return lambda items, _at: torch.matmul(queries, converted(items).mT)
+
+    return scoring
 
 
-def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _Score:
-    """Makes the score of (M, K) queries by squared distance, made of norms and products.
+def _product_ways(
+    b: torch.Tensor, scoring_in: Callable[[torch.dtype], Callable[[torch.Tensor], _Score]], check: _Check
+) -> tuple[_Way, ...]:
+    """The ways of scores that are made of products: in float32, with `check`, then in float64; of int8 exactly."""
+    if b.dtype == torch.int8:
+        return (_Way(scoring_in(torch.int8), 0 if int8.has_dot(b) else 8),)
+    return (_coarse_way(b, scoring_in(torch.float32), check), _Way(scoring_in(torch.float64), 8))
 
-    Norms and products agree in many digits where points are far from 0 beside their distances, and those digits are lost:
-    points lie around their centre instead.
+
+def _coarse_way(b: torch.Tensor, scoring: Callable[[torch.Tensor], _Score], check: _Check) -> _Way:
+    """The way of items `b` by float32 sums."""
+    return _Way(scoring, 0 if b.dtype == torch.float32 else 4, check, is_coarse=True)
+
+
+def _gathered_products(a: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """Returns (M, c) float64 products of (M, K) queries and (M, c, K) items."""
+    return torch.bmm(items.double(), a.double().unsqueeze(-1)).squeeze(-1)
+
+
+def _dot(b: torch.Tensor, largest: torch.Tensor) -> _Metric:
+    """Scores by products; `largest` is the largest norm of the items."""
+
+    def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
+        size = _squares(a).sqrt() * largest
+        return _is_beyond(worst, bounds, a.shape[1], size, 1.0) & (size < _MAX_FLOAT32)
+
+    ways = _product_ways(b, _products, check)
+    return _Metric(ways, lambda a, items, _indices: _gathered_products(a, items))
+
+
+def _cosine(b: torch.Tensor, norms: torch.Tensor) -> _Metric:
+    """Scores by cosine; `norms` are those of the items, inverse, in float64."""
+
+    def scoring_in(dtype: torch.dtype) -> Callable[[torch.Tensor], _Score]:
+        factors = norms.float() if dtype == torch.float32 else norms
+
+        def scoring(a: torch.Tensor) -> _Score:
+            product, own = _products(dtype)(a), _inverse_norms(a).unsqueeze(-1).to(factors.dtype)
+            # Behind the product, which float64 rounds little: the cosine of orthogonal integers is 0 wherever the item lies.
+            return lambda items, at: product(items, at).mul_(own).mul_(factors[at])
+
+        return scoring
+
+    def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
+        own, inverse = _inverse_norms(a), norms.max()
+        largest = 1 / norms.where(norms != 0, torch.inf).min()
+        is_able = (largest < own * _MAX_FLOAT32) & (own < _MAX_FLOAT32) & (inverse < _MAX_FLOAT32)
+        return _is_beyond(worst, bounds, a.shape[1], 1.0, (1 + own) * (1 + inverse)) & is_able
+
+    def results(a: torch.Tensor, items: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        return _gathered_products(a, items).mul_(_inverse_norms(a).unsqueeze(-1)).mul_(norms[indices])
+
+    return _Metric(_product_ways(b, scoring_in, check), results)
+
+
+def _is_beyond(
+    worst: torch.Tensor, bounds: torch.Tensor, width: int, size: torch.Tensor | float, inverse: torch.Tensor | float
+) -> torch.Tensor:
+    """Returns, as (M,) booleans, for which queries the worst result is better than any item that is no candidate.
+
+    A float32 sum of products is off by a rounding of the sum of their magnitudes for each of them, and by the smallest number
+    of float32 where it has none for one. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
 
     Args:
-        a: (M, K) float64 or int8 queries.
-        centre: (K,) float64 point that is subtracted from all; 0 for int8.
-        squares: (N,) squared distances of the items from it.
+        worst: (M,) worst results.
+        bounds: (M,) scores of the last candidates, made in float32.
+        width: Number of products, K.
+        size: (M,) products of the norms of query and item at the most, as scores have them.
+        inverse: What the smallest number of float32 is multiplied by in a score.
     """
-    queries = a - centre
+    error = (width + 16) * (2.0**-24 * size + 2.0**-126 * inverse) + 2.0**-22 * bounds.abs()
+    return worst > bounds + error
+
+
+def _distance(b: torch.Tensor, squares: _Squares, bias: torch.Tensor | None) -> _Metric:
+    """Scores by squared distance, made of norms and products.
+
+    Norms and products agree in many digits where points are far from 0 beside their distances, and those digits are lost:
+    points lie around their centre instead. Results are sums of squared differences, as those of the GPU's kernels, and lose
+    none. Those of int8 are exact in any way.
+
+    Args:
+        b: (N, K) items.
+        squares: Squared norms of the items.
+        bias: (N,) added to the distances, or None.
+    """
+    if b.dtype == torch.int8:
+
+        def exactly(a: torch.Tensor) -> _Score:
+            own, product = _squares(a).unsqueeze(-1), _products(torch.int8)(a)
+            return lambda items, at: (own + squares.of_items[at]).sub_(product(items, at), alpha=2)
+
+        return _Metric((_Way(exactly, 0 if int8.has_dot(b) else 8),), _gathered_distances, largest=False)
+    below = 0.0 if bias is None else float(bias.double().neg().nan_to_num(0.0, 0.0, 0.0).clamp(min=0).max())
+
+    def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
+        return _is_apart(a, bounds, worst, squares, below)
+
+    def check_coarse(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
+        return _is_apart_in_float32(a, bounds, worst, squares, below)
+
+    ways = (
+        _coarse_way(b, lambda a: _made_in_float32(a, squares), check_coarse),
+        _Way(lambda a: _made_of_norms(a, squares), 8, check),
+        _Way(_differences, 8),
+    )
+    return _Metric(ways, _gathered_distances, largest=False)
+
+
+def _gathered_distances(a: torch.Tensor, items: torch.Tensor, _indices: torch.Tensor) -> torch.Tensor:
+    """Returns (M, c) float32 squared distances of (M, K) queries and (M, c, K) items."""
+    return (items.float() - a.float().unsqueeze(-2)).square_().sum(-1)
+
+
+def _differences(a: torch.Tensor) -> _Score:
+    """Makes the score of (M, K) queries by squared distance as a sum of squared differences, which loses no digits.
+
+    The bits are those of `_gathered_distances`: parts of sharded items may be scored either way.
+    """
+    return lambda items, _at: torch.stack([(items.float() - query).square_().sum(-1) for query in a.float()])
+
+
+def _made_in_float32(a: torch.Tensor, squares: _Squares) -> _Score:
+    """As `_made_of_norms`, but by float32 products with the items as they are: converting them takes as long as multiplying."""
+    queries = a.double() - squares.centre
+    own = queries.square().sum(-1, keepdim=True) + 2 * torch.mv(queries, squares.centre).unsqueeze(-1)
+    own, of_items, queries = own.float(), squares.of_items.float(), queries.float()
+    converted = _Converted(torch.float32)
+    return lambda items, at: torch.addmm(own + of_items[at], queries, converted(items).mT, alpha=-2)
+
+
+def _is_apart_in_float32(
+    a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, squares: _Squares, below: float
+) -> torch.Tensor:
+    """As `_is_apart`, for scores of `_made_in_float32`: their products are as large as the norms of the items themselves."""
+    norms = (a.double() - squares.centre).square().sum(-1)
+    size = norms + squares.centre.square().sum() + squares.largest.square() + bounds.abs() + below
+    error = (a.shape[1] + 16) * (2.0**-22 * size + 2.0**-126)
+    return (worst + error < bounds - error) & (size < _MAX_FLOAT32)
+
+
+def _made_of_norms(a: torch.Tensor, squares: _Squares) -> _Score:
+    """Makes the score of (M, K) queries by squared distance, in float64."""
+    centre, of_items = squares.centre, squares.of_items
+    queries = a.double() - centre
     own = queries.square().sum(-1, keepdim=True)
-    has_infinite = bool(own.isinf().any()) or bool(squares.isinf().any())
+    has_infinite = bool(own.isinf().any() or of_items.isinf().any())
 
     def score(items: torch.Tensor, at: slice) -> torch.Tensor:
-        sums = own + squares[at]
-        if a.dtype == torch.int8:
-            # Exact, so none is below 0.
-            return sums.sub_(_products(a, items), alpha=2)
+        sums = own + of_items[at]
         distances = torch.addmm(sums, queries, (items - centre).mT, alpha=-2).clamp_(min=0)
         if has_infinite:
             # The difference of infinities would be NaN, and an infinite distance is none; of the same infinity in both it is.
@@ -233,68 +471,26 @@ def _distance(a: torch.Tensor, centre: torch.Tensor, squares: torch.Tensor) -> _
     return score
 
 
-def _differences(a: torch.Tensor) -> _Score:
-    """Makes the score of (M, K) float32 queries by squared distance as a sum of squared differences, which loses no digits.
-
-    The bits are those of `_nearest`: parts of sharded items may be scored either way.
-    """
-    return lambda items, _at: torch.stack([(items.float() - query).square_().sum(-1) for query in a])
-
-
-def _nearest(a: torch.Tensor, scored: _Scored, k: int, centre: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses k items of each query by sums of squared differences, as the GPU's kernels do.
-
-    Distances made of norms and products choose the candidates. Queries for which those may have missed an item are scored
-    again, against all items.
-
-    Args:
-        a: (M, K) queries.
-        scored: Their distances made of norms and products, which lose digits where norms are large beside them.
-        k: Number of items.
-        centre: (K,) point from which `scored` counts.
-
-    Returns:
-        (M, k) float32 distances, smallest first, and (M, k) int64 indices.
-    """
-    b, bias = scored.b, scored.bias
-    count = min(2 * k + SPARE_CANDIDATES, b.shape[0])
-    bounds, candidates = scored.best(count)
-    candidates = candidates.sort(dim=-1).values
-    distances = torch.empty(candidates.shape)
-    at_once = max(1, MAX_GATHERED // (count * max(b.shape[1], 1)))
-    for queries, chosen, into in zip(*(torch.split(one, at_once) for one in (a, candidates, distances)), strict=True):
-        gaps = b[chosen].float() - queries.float().unsqueeze(-2)
-        torch.sum(gaps.square_(), -1, out=into)
-    if bias is not None:
-        distances += bias.float()[candidates]
-    values, places = best(distances, k, largest=False, is_nan_large=False)
-    indices = candidates.gather(-1, places)
-    if count < len(b) and (missed := _may_have_missed(a.double() - centre, bounds[:, -1], values[:, -1], bias)).any():
-        exact = scored._replace(score=_differences(a[missed].float()), num_queries=int(missed.sum()))
-        values[missed], indices[missed] = exact.best(k)
-    return values, indices
-
-
-def _may_have_missed(
-    queries: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, bias: torch.Tensor | None
+def _is_apart(
+    a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, squares: _Squares, below: float
 ) -> torch.Tensor:
-    """Returns, as (M,) booleans, for which queries an item that is no candidate may be among the nearest.
+    """Returns, as (M,) booleans, for which queries no item that is no candidate may be among the nearest.
 
     An item whose distance is D lies within 2 · (norm² of the query + D) of the centre, so its distance made of norms and
     products is off by that many roundings of float64 for each element. That does no harm where it is less than float32
     shows, nor where candidates behind the worst result are farther away than that.
 
     Args:
-        queries: (M, K) float64 queries less the centre.
+        a: (M, K) queries.
         bounds: (M,) scores of the last candidates, made of norms and products.
         worst: (M,) scores of the last results, made of differences.
-        bias: (N,) added to the scores, or None.
+        squares: Squared norms of the items.
+        below: How far a bias is below 0, at the most.
     """
-    below = 0.0 if bias is None else bias.double().neg().nan_to_num(0.0, 0.0, 0.0).clamp(min=0).max()
     # Past the range of float32 an error is infinite, too.
     limit = torch.finfo(torch.float32).max
-    bounds = bounds.double().clamp(-limit, limit)
-    size, norms = bounds.abs() + below, queries.square().sum(-1)
-    error = (queries.shape[1] + 8) * 2.0**-51 * (2 * norms + size)
-    is_apart = worst.double() + 2.0**-22 * size + error < bounds - error
-    return norms.isfinite() & ~is_apart & (error > 2.0**-26 * size)
+    bounds = bounds.clamp(-limit, limit)
+    size, norms = bounds.abs() + below, (a.double() - squares.centre).square().sum(-1)
+    error = (a.shape[1] + 8) * 2.0**-51 * (2 * norms + size)
+    is_apart = worst + 2.0**-22 * size + error < bounds - error
+    return is_apart | (error <= 2.0**-26 * size) | ~norms.isfinite()

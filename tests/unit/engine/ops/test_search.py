@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -313,6 +314,67 @@ def test_queries_share_a_launch_against_the_same_resident_items(bench: OpBench, 
     ]
     assert len({*keys, None}) == len(keys) + 1
     assert bench.sent("search", {"a": a, "b": residents["b"]}, k=5, metric=metric).key is None
+
+
+def near(items: torch.Tensor) -> torch.Tensor:
+    return items * 1e-6 + torch.linspace(1, 2, items.shape[1])
+
+
+def in_two_clusters(items: torch.Tensor) -> torch.Tensor:
+    return torch.cat([items[::2] + 1e3, items[1::2] - 1e3])
+
+
+def beside_a_long_one(items: torch.Tensor) -> torch.Tensor:
+    return torch.cat([items[:-1], 1e15 * items[-1:]])
+
+
+def of_any_length(items: torch.Tensor) -> torch.Tensor:
+    return items * torch.logspace(-20, 18, len(items)).unsqueeze(-1)
+
+
+def with_an_infinity(items: torch.Tensor) -> torch.Tensor:
+    return torch.cat([items[:-1], torch.full_like(items[-1:], torch.inf)])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.clone,
+        near,
+        in_two_clusters,
+        beside_a_long_one,
+        of_any_length,
+        with_an_infinity,
+        lambda items: items * 1e-43,
+        lambda items: items * 1e30,
+        lambda items: (2 * items).round(),
+        lambda items: items[torch.arange(len(items)) % 40],
+    ],
+)
+def test_the_best_of_many_are_those_of_float64(
+    bench: OpBench, change: Callable[[torch.Tensor], torch.Tensor], metric: str, has_bias: bool
+) -> None:
+    """Float32 chooses candidates among so many, where it can."""
+    generator = torch.Generator().manual_seed(8)
+    items = torch.randn((4000, 12), generator=generator)
+    b = change(items)
+    a = change(items * (1 + 1e-3 * torch.randn(items.shape, generator=generator)))[:40]
+    scores = torch.from_numpy(scores_of(a, b, metric)).float().numpy()
+    given = {"a": a, "b": b}
+    if has_bias:
+        given["bias"] = torch.randn(4000, generator=generator)
+        scores = scores + given["bias"].numpy()
+    order = np.argsort(scores if metric == "l2" else -scores, axis=-1, kind="stable")[:, :2]
+    values, indices = bench.run("search", given, k=2, metric=metric)
+    chosen, expected = (np.take_along_axis(scores, one, -1) for one in (indices.numpy(), order))
+    # Differences are rounded to float32.
+    is_rounded = metric == "l2"
+    np.testing.assert_allclose(chosen, expected, rtol=1e-5 if is_rounded else 0, atol=1e-38 if is_rounded else 0)
+    np.testing.assert_allclose(values, chosen, rtol=1e-5 if is_rounded else 2e-7, atol=1e-38)
+    if metric != "l2":
+        np.testing.assert_array_equal(indices, order)
 
 
 @pytest.mark.parametrize(("metric", "kind"), [("cosine", "cosine"), ("l2", "squares")])
