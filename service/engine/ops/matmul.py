@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from tilewire.service.engine.ops import int8
+from tilewire.service.engine.ops import narrow
 from tilewire.service.engine.ops.op import Compute, EngineOp, Epilogue, KernelCall, Operands, Results, Summed
 from tilewire.service.ops.matmul import MatmulOptions
 from tilewire.service.ops.op import broadcast_shapes
@@ -27,6 +28,10 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 # Most elements of `b` that are converted to float32 at once: 16 MiB. Products of fewer columns than that are slow.
 MAX_CONVERTED = 2**22
 MIN_COLUMNS = 256
+# Fewer products of 16 bits are converted: asking what may be lost takes longer.
+MIN_HALF_PRODUCTS = 2**19
+# Inputs that follow a product.
+FOLLOWING = frozenset({"bias", "a_scale", "b_scale"})
 
 
 class EngineMatmul(EngineOp[MatmulOptions]):
@@ -35,22 +40,50 @@ class EngineMatmul(EngineOp[MatmulOptions]):
     pads_rows = True
     multiplies = True
 
+    def __init__(self) -> None:
+        # Least magnitudes of bfloat16 residents, for as long as their tensors live.
+        self._least = WeakTensorKeyDictionary()
+
     def cpu(self, inputs: Operands, options: MatmulOptions, out_dtypes: Sequence[torch.dtype]) -> Results:
         """Computes some columns at a time where they are converted first, so that no large `b` is there twice."""
         a, b, (out_dtype,) = inputs["a"], inputs["b"], out_dtypes
         a, b = a.mT if options.transpose_a else a, b.mT if options.transpose_b else b
         n = b.shape[-1]
-        is_taken_as_it_is = b.dtype == torch.float32 or int8.has_dot(b)
+        is_plain = out_dtype == a.dtype and options.activation == "none" and not FOLLOWING & inputs.keys()
+        keeps_halves = is_plain and a.numel() * n >= MIN_HALF_PRODUCTS and self._keeps_halves(inputs)
+        is_taken_as_it_is = b.dtype == torch.float32 or narrow.has_int8_dot(b) or keeps_halves
         step = n if is_taken_as_it_is else max(MIN_COLUMNS, MAX_CONVERTED * n // max(b.numel(), 1))
-        a = a if a.dtype == torch.int8 else a.float()
+        a = a if a.dtype == torch.int8 or keeps_halves else a.float()
+
+        def computed(columns: slice) -> torch.Tensor:
+            acc = _multiplied(a, b[..., columns])
+            return acc if keeps_halves else _finished(acc, inputs, options, out_dtype, columns)
+
         if step >= n:
-            return (_finished(_multiplied(a, b), inputs, options, out_dtype, slice(None)),)
+            return (computed(slice(None)),)
         batch = broadcast_shapes(tuple(a.shape[:-2]), tuple(b.shape[:-2]), "batch dimensions")
         out = torch.empty((*batch, a.shape[-2], n), dtype=out_dtype)
         for begin in range(0, n, step):
             part = slice(begin, begin + step)
-            out[..., part] = _finished(_multiplied(a, b[..., part]), inputs, options, out_dtype, part)
+            out[..., part] = computed(part)
         return (out,)
+
+    def _keeps_halves(self, inputs: Operands) -> bool:
+        """Whether the operands are multiplied on the CPU as they are, in 16 bits, without a loss."""
+        dtype = inputs["a"].dtype
+        if not narrow.adds_in_float32(dtype):
+            return False
+        return dtype == torch.float16 or narrow.are_far_from_0(*(self._least_of(inputs, name) for name in ("a", "b")))
+
+    def _least_of(self, inputs: Operands, name: str) -> float:
+        """The least magnitude of an operand; that of a resident is found once."""
+        x = inputs[name]
+        if name not in inputs.resident:
+            return narrow.least_magnitude(x)
+        if x not in self._least:
+            self._least[x] = narrow.least_magnitude(x)
+        found: float = self._least[x]
+        return found
 
     def gpu(self, call: KernelCall[MatmulOptions]) -> None:
         kernels, inputs, options, outs, batch_invariant = call
@@ -110,8 +143,8 @@ class EngineMatmul(EngineOp[MatmulOptions]):
 
 
 def _multiplied(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Returns (…, M, N) products: int32 of int8 operands, else float32 of a float32 `a` and a `b` of any other dtype."""
-    return int8.multiply(a, b) if a.dtype == torch.int8 else torch.matmul(a, b.float())
+    """Returns (…, M, N) products: int32 of int8 operands, else in the dtype of `a`."""
+    return narrow.multiply_int8(a, b) if a.dtype == torch.int8 else torch.matmul(a, b.to(a.dtype))
 
 
 def _finished(

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tilewire.service.engine.ops import int8
+from tilewire.service.engine.ops import narrow
 from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operands, Results, Summed
 from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.search import SearchOptions
@@ -303,7 +303,7 @@ def _products(dtype: torch.dtype) -> Callable[[torch.Tensor], _Score]:
 
     def scoring(a: torch.Tensor) -> _Score:
         if dtype == torch.int8:
-            return lambda items, _at: int8.multiply(a, items.mT).double()
+            return lambda items, _at: narrow.multiply_int8(a, items.mT).double()
         queries, converted = a.to(dtype), _Converted(dtype)
         return lambda items, _at: torch.matmul(queries, converted(items).mT)
 
@@ -315,7 +315,7 @@ def _product_ways(
 ) -> tuple[_Way, ...]:
     """The ways of scores that are made of products: in float32, with `check`, then in float64; of int8 exactly."""
     if b.dtype == torch.int8:
-        return (_Way(scoring_in(torch.int8), 0 if int8.has_dot(b) else 8),)
+        return (_Way(scoring_in(torch.int8), 0 if narrow.has_int8_dot(b) else 8),)
     return (_coarse_way(b, scoring_in(torch.float32), check), _Way(scoring_in(torch.float64), 8))
 
 
@@ -402,7 +402,7 @@ def _distance(b: torch.Tensor, squares: _Squares, bias: torch.Tensor | None) -> 
             own, product = _squares(a).unsqueeze(-1), _products(torch.int8)(a)
             return lambda items, at: (own + squares.of_items[at]).sub_(product(items, at), alpha=2)
 
-        return _Metric((_Way(exactly, 0 if int8.has_dot(b) else 8),), _gathered_distances, largest=False)
+        return _Metric((_Way(exactly, 0 if narrow.has_int8_dot(b) else 8),), _gathered_distances, largest=False)
     below = 0.0 if bias is None else float(bias.double().neg().nan_to_num(0.0, 0.0, 0.0).clamp(min=0).max())
 
     def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,10 @@
-"""Matrix products on the CPU backend whose operands are converted: sums of int8, some columns at a time, memory."""
+"""Matrix products on the CPU backend: sums of int8 and of 16 bits, columns that are converted some at a time, memory."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ import torch
 
 from tests.support.op_bench import OpBench
 from tests.support.peak import begin_peak, peak_bytes
-from tilewire.service.engine.ops import int8, matmul
+from tilewire.service.engine.ops import matmul, narrow
 from tilewire.service.engine.ops.matmul import EngineMatmul
 from tilewire.service.engine.ops.op import Operands
 from tilewire.service.ops.matmul import MAX_INT8_K, MatmulOptions
@@ -19,7 +23,9 @@ def bench() -> OpBench:
     return OpBench(2**26)
 
 
-@pytest.mark.parametrize("k", [0, 1, int8.MAX_EXACT_K, int8.MAX_EXACT_K + 1, 5 * int8.MAX_EXACT_K + 3, MAX_INT8_K])
+@pytest.mark.parametrize(
+    "k", [0, 1, narrow.MAX_EXACT_K, narrow.MAX_EXACT_K + 1, 5 * narrow.MAX_EXACT_K + 3, MAX_INT8_K]
+)
 def test_sums_of_int8_are_exact(bench: OpBench, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     a, b = (torch.randint(-128, 128, shape, generator=generator, dtype=torch.int8) for shape in ((3, k), (k, 4)))
@@ -58,3 +64,63 @@ def test_a_large_operand_is_never_there_in_wider_numbers(dtype: torch.dtype) -> 
     assert out.unique().tolist() == [2**12]
     # All of `b` takes 256 MiB in float32. A part of it, and what the library packs, took up to 64.
     assert peak_bytes() - before < 2**27
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+def test_a_large_operand_of_16_bits_is_not_there_twice(out_dtype: str) -> None:
+    a, b = torch.ones((2, 2**12)).bfloat16(), torch.ones((2**12, 2**14)).bfloat16()
+    before = begin_peak()
+    (out,) = EngineMatmul().cpu(Operands({"a": a}, {"b": b}), MatmulOptions(), [getattr(torch, out_dtype)])
+    assert out.unique().tolist() == [2**12]
+    # `b` takes 128 MiB.
+    assert peak_bytes() - before < 2**27
+
+
+def check_halves(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Sums are those of float32, and rounded once."""
+    (out,) = EngineMatmul().cpu(Operands({"a": a}, {"b": b}), MatmulOptions(), [a.dtype])
+    out = out.to(a.dtype)
+    exact, magnitudes = (x.double() @ y.double() for x, y in ((a, b), (a.abs(), b.abs())))
+    bound = torch.finfo(a.dtype).eps / 2 * exact.abs() + (a.shape[-1] + 1) * 2.0**-24 * magnitudes
+    # The least steps of the result and of the sums.
+    bound += torch.finfo(a.dtype).smallest_normal * torch.finfo(a.dtype).eps / 2 + a.shape[-1] * 2.0**-149
+    assert ((out.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 5, 7), (1, 1, 1), (0, 5, 2), (3, 0, 2), (1, 4096, 133), (160, 4096, 1), (65, 300, 130)]
+)
+def test_products_of_16_bits_in_any_layout(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, k, n = shape
+    generator = torch.Generator().manual_seed(k)
+    a, b = ((torch.rand(size, generator=generator) + 0.5).to(dtype) for size in ((m, k), (k, n)))
+    check_halves(a, b)
+    check_halves(a.mT.contiguous().mT, b.mT.contiguous().mT)
+    check_halves(a.repeat(2, 3)[::2, ::3], b.repeat(2, 1)[::2])
+    check_halves(a[:1].expand(m, k) if m else a, b[:, :1].expand(k, n))
+    check_halves(a.expand(2, 3, m, k), b)
+    check_halves(a.expand(3, m, k), b.expand(2, 1, k, n))
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize(
+    "sizes", [(1e-39, 1e10), (1e10, 1e-40), (1e-20, 1e-20), (3e-39, 0.5), (1e-30, 0.0), (1e38, 1e-38)]
+)
+def test_tiny_numbers_of_bfloat16_count(rows: int, sizes: tuple[float, float]) -> None:
+    """Instructions for bfloat16 take numbers below 2^-126 for 0."""
+    a, b = torch.full((rows, 256), sizes[0]).bfloat16(), torch.full((256, 2048), sizes[1]).bfloat16()
+    check_halves(a, b)
+    a[:, 1:], b[1:] = 1, 0
+    check_halves(a, b)
+
+
+@pytest.mark.parametrize("instructions", ["AVX512_CORE", "AVX2"])
+def test_products_of_16_bits_where_the_library_does_without_their_instructions(instructions: str) -> None:
+    code = (
+        "import torch; from tests.unit.engine.ops.test_matmul import check_halves\n"
+        "for dtype in (torch.bfloat16, torch.float16):\n"
+        "    for m in (1, 16): check_halves((torch.rand(m, 3000) + 0.5).to(dtype), (torch.rand(3000, 20) + 0.5).to(dtype))\n"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)

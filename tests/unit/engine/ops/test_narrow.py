@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tilewire.service.engine.ops.int8 import MAX_EXACT_K, has_dot, multiply, multiply_by_parts
+from tilewire.service.engine.ops.narrow import MAX_EXACT_K, has_int8_dot, multiply_int8, multiply_int8_by_parts
 from tilewire.service.ops.matmul import MAX_INT8_K
 
 Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -29,7 +29,7 @@ def check(multiply: Multiply, a: torch.Tensor, b: torch.Tensor) -> None:
     np.testing.assert_array_equal(found.numpy(), a.numpy().astype(np.int64) @ b.numpy().astype(np.int64))
 
 
-@pytest.fixture(params=[multiply, multiply_by_parts])
+@pytest.fixture(params=[multiply_int8, multiply_int8_by_parts])
 def multiply_by(request: pytest.FixtureRequest) -> Multiply:
     chosen: Multiply = request.param
     return chosen
@@ -62,16 +62,16 @@ def test_batches_of_either_operand(multiply_by: Multiply) -> None:
 
 
 def test_batches_of_the_second_operand_are_multiplied_by_parts() -> None:
-    assert not has_dot(integers(2, 3, 4, seed=1))
-    assert not has_dot(torch.ones(3, 4))
+    assert not has_int8_dot(integers(2, 3, 4, seed=1))
+    assert not has_int8_dot(torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("instructions", ["AVX512_CORE", "AVX2"])
 def test_a_library_that_does_without_the_instruction_is_not_trusted(instructions: str) -> None:
     """As on older processors, whose product of these saturates."""
     code = (
-        "import torch; from tilewire.service.engine.ops.int8 import multiply; "
-        "a = torch.full((64, 64), 127, dtype=torch.int8); assert (multiply(a, a) == 64 * 127**2).all()"
+        "import torch; from tilewire.service.engine.ops.narrow import multiply_int8; "
+        "a = torch.full((64, 64), 127, dtype=torch.int8); assert (multiply_int8(a, a) == 64 * 127**2).all()"
     )
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
     subprocess.run([sys.executable, "-P", "-c", code], env=environment, check=True, timeout=120)
