@@ -132,9 +132,40 @@ async def drain_on_signal(
         server.close()
 
 
-async def say_ready(attached: asyncio.Event, servers: Sequence[Server], control: child.Control) -> None:
-    """Sends `Ready` to the supervisor, once this gateway listens and every engine has its arena."""
-    await attached.wait()
+class ArenaRefused(Exception):
+    """An engine cannot map the arena of a gateway that was never attached."""
+
+
+class Attachment:
+    """Whether every engine has had this gateway's arena.
+
+    Attributes:
+        done: Ends when all have it, or fails with `ArenaRefused` when one cannot map it before.
+    """
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self) -> None:
+        """Takes note that all engines have it."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def refuse(self, reason: str) -> None:
+        """Takes note that an engine refuses it. A gateway that has served goes on: other engines may have its arena."""
+        if self.done.done():
+            logger.warning("an engine refuses this gateway: %s", reason)
+        else:
+            self.done.set_exception(ArenaRefused(reason))
+
+
+async def say_ready(attachment: Attachment, servers: Sequence[Server], control: child.Control) -> None:
+    """Sends `Ready` to the supervisor, once this gateway listens and every engine has its arena.
+
+    Raises:
+        ArenaRefused: An engine cannot map it.
+    """
+    await attachment.done
     for server in servers:
         await server.is_listening.wait()
     child.freeze_objects()
@@ -154,7 +185,7 @@ async def serve(
     if settings.huge_pages:
         nbytes = segment.take_huge_pages()
         logging.getLogger("tilewire.gateway").info("huge pages hold %d bytes of %d", nbytes, segment.nbytes)
-    attached = asyncio.Event()
+    attachment = Attachment()
     servers: Sequence[Server] = ()
 
     def on_change(welcome: Welcome, is_up: bool) -> None:
@@ -162,11 +193,11 @@ async def serve(
         for server in servers:
             server.observe_readiness()
         if all(client.welcome is not None for client in clients):
-            attached.set()
+            attachment.end()
 
     poller = BusyPoller(settings.busy_poll_s)
     clients = [
-        EngineClient(settings.index, address, segment, on_change, poller, gather_turns)
+        EngineClient(settings.index, address, segment, on_change, poller, gather_turns, attachment.refuse)
         for address in settings.engine_addresses
     ]
     arena = Arena(segment)
@@ -191,7 +222,7 @@ async def serve(
 
     background: list[Coroutine[Any, Any, None]] = [client.run() for client in clients]
     background.append(drain_on_signal(draining, gateway, servers, control))
-    background.append(say_ready(attached, servers, control))
+    background.append(say_ready(attachment, servers, control))
     background.append(gateway.authenticator.keep_current())
     background.append(control.beat())
     await run_beside(serve_all(), background)
@@ -211,6 +242,10 @@ def run(open_servers: Callable[[Gateway], Sequence[Server]], gather_turns: int =
         except UnusableFile as error:
             # Not `EXIT_CANNOT_START`: a file that went bad while the service runs must not end the gateways that run.
             logger.error("the gateway cannot start: %s", error)  # noqa: TRY400  (the reason is the whole story)
+            return EXIT_FAILED
+        except ArenaRefused as error:
+            # Not `EXIT_CANNOT_START`: an engine that has memory later must not find the service ended.
+            logger.error("the gateway cannot start: an engine refuses it: %s", error)  # noqa: TRY400  (the reason is the whole story)
             return EXIT_FAILED
         except PortTaken as error:
             # Only at the start: a socket that listens once does so for as long as the supervisor has it.

@@ -448,6 +448,16 @@ class Warming(msgspec.Struct, frozen=True, array_like=True, tag="warming"):
     total: int
 
 
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """The engine cannot map the gateway's segment, and closes the connection.
+
+    Attributes:
+        reason: What the system says.
+    """
+
+    reason: str
+
+
 class Stored(msgspec.Struct, frozen=True, array_like=True):
     """A result that stays on the device.
 
@@ -539,7 +549,7 @@ class Kernels(msgspec.Struct, frozen=True, array_like=True, tag="kernels"):
     report: bytes
 
 
-ToGateway = Welcome | Residing | Warming | Done | Failed | Started | Stale | Tensors | RegionList | Kernels
+ToGateway = Welcome | Residing | Warming | Refused | Done | Failed | Started | Stale | Tensors | RegionList | Kernels
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -249,6 +249,23 @@ def test_too_small_files_are_said_so() -> None:
     assert "ulimit -f" in line
 
 
+def test_an_engine_that_cannot_map_an_arena_ends_the_service(tmp_path: Path) -> None:
+    """Each gateway that it refuses ends; those that were never attached end the service, with the reason."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import resource, sys\nif 'tilewire.service.engine' in sys.orig_argv:\n"
+        f"    resource.setrlimit(resource.RLIMIT_AS, ({2**33}, {2**33}))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), path_with(ROOT)])}
+    flags = ("--port", "0", "--device", "cpu", "--gateways", "1", "--arena-bytes", "8GiB", "--no-spare-engine")
+    done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 1
+    refusals = [line for line in done.stderr.splitlines() if "cannot be mapped: Cannot allocate memory" in line]
+    assert len(refusals) == 3, done.stderr
+    assert f"{2**33} bytes of shared memory" in refusals[0]
+    assert done.stderr.splitlines()[-1].startswith("tilewire: gateway-0 died 3 times before")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("module", ["tilewire.service.gateway", "tilewire.service.engine"])
 def test_a_process_that_never_gets_ready_ends_the_service(module: str, tmp_path: Path) -> None:

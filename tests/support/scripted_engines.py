@@ -22,6 +22,7 @@ from tilewire.service.ipc.messages import (
     Done,
     InputSpec,
     OutputSpec,
+    Refused,
     Residing,
     Stale,
     Template,
@@ -54,7 +55,7 @@ class ScriptedEngine:
         self.is_hung, self.has_started = is_hung, has_started
         self.residing = NOT_RESIDING
         self.welcome = Welcome(index, "cpu", "cpu", "", "", "", quota) if is_ready else None
-        self.warming: Warming | None = None
+        self.warming: Warming | Refused | None = None
         self.sent: list[Command] = []
         self.jobs: list[SentJob] = []
         self.futures: list[asyncio.Future[Reply]] = []

@@ -15,7 +15,7 @@ import struct
 from tilewire.service.engine.loop.ipc import Mailbox
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import receive_hello
-from tilewire.service.ipc.messages import Hello
+from tilewire.service.ipc.messages import Hello, Refused, encode_frame
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,14 @@ class EngineServer:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello, fd = await receive_hello(sock, Hello)
-            segment = _attach(fd, hello.segment_bytes)
         except (OSError, ValueError, TimeoutError) as error:
             logger.warning("a gateway's hello failed: %s", error)
             sock.close()
+            return
+        try:
+            segment = _attach(fd, hello.segment_bytes)
+        except OSError as error:
+            _refuse(sock, f"{hello.segment_bytes} bytes of shared memory cannot be mapped: {error.strerror}")
             return
         self._mailbox.connect(sock, hello, segment)
         early_bytes = min(EARLY_BYTES, segment.nbytes // EARLY_SHARE) // STEP_BYTES * STEP_BYTES
@@ -90,6 +94,12 @@ def _user_of(sock: socket.socket) -> int:
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _pid, uid, _gid = _CREDENTIALS.unpack(credentials)
     return int(uid)
+
+
+def _refuse(sock: socket.socket, reason: str) -> None:
+    """Sends the gateway the reason, which is its to log, and closes the socket."""
+    with sock, contextlib.suppress(OSError):
+        sock.send(encode_frame([Refused(reason)]))
 
 
 def _attach(fd: int, nbytes: int) -> Segment:

@@ -52,7 +52,4 @@ def why_not_ready(gateway: Gateway) -> str | None:
     """The reason for a 503, or None while requests are computed."""
     if gateway.admission.is_draining:
         return "draining"
-    if not gateway.engines.is_ready:
-        is_warming = any(state["state"] == "warming" for state in gateway.engines.states)
-        return f"no engine is ready: {'warming up' if is_warming else 'starting or restarting'}"
-    return None
+    return gateway.engines.why_not_ready

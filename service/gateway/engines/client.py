@@ -31,6 +31,7 @@ from tilewire.service.ipc.messages import (
     Hello,
     Job,
     Kernels,
+    Refused,
     RegionList,
     Residing,
     Stale,
@@ -46,6 +47,8 @@ from tilewire.service.telemetry import log
 logger = logging.getLogger(__name__)
 
 RECONNECT_S = 0.1
+# An engine that cannot map the arena may be able to when it is another process, or has freed memory.
+REFUSED_S = 5.0
 # With no more jobs under way each is sent at once: a lone client waits for nobody.
 MAX_AT_ONCE = 2
 # Of an engine that has not said anything.
@@ -59,7 +62,7 @@ class Engine(Protocol):
 
     Attributes:
         welcome: Identity of the engine while it is ready, else None.
-        warming: Progress of the engine while it warms up, else None.
+        warming: Progress of the engine while it warms up, or why it refuses this gateway, else None.
         residing: How far it has followed the other engines' changes of residents, as it said last.
         outstanding: Requests that it has not answered.
     """
@@ -67,7 +70,7 @@ class Engine(Protocol):
     @property
     def welcome(self) -> Welcome | None: ...
     @property
-    def warming(self) -> Warming | None: ...
+    def warming(self) -> Warming | Refused | None: ...
     @property
     def residing(self) -> Residing: ...
     @property
@@ -115,6 +118,7 @@ class EngineClient:
         on_change: Called when the engine becomes ready, with its welcome, or is lost, with None.
         poller: Receiver of the number of requests under way.
         gather_turns: Turns of the loop that a job may wait for others, while some are under way.
+        on_refused: Called with the reason when the engine begins to refuse this gateway.
     """
 
     def __init__(
@@ -125,6 +129,7 @@ class EngineClient:
         on_change: Callable[[Welcome, bool], None] | None = None,
         poller: BusyPoller | None = None,
         gather_turns: int = 0,
+        on_refused: Callable[[str], object] | None = None,
     ) -> None:
         self._index = index
         self._address = address
@@ -132,6 +137,7 @@ class EngineClient:
         self._on_change = on_change
         self._poller = poller or BusyPoller(0)
         self._gather_turns = gather_turns
+        self._on_refused = on_refused
         self._link: Link[ToGateway] | None = None
         # Held: the running loop is looked up with a system call.
         self._loop = asyncio.get_running_loop()
@@ -144,7 +150,7 @@ class EngineClient:
         # Those that the engine has, by number. A request may use one for longer than the gateway finds it by value.
         self._templates: KeptTemplates[int] = KeptTemplates()
         self.welcome: Welcome | None = None
-        self.warming: Warming | None = None
+        self.warming: Warming | Refused | None = None
         self.residing = NOT_RESIDING
 
     @property
@@ -210,7 +216,7 @@ class EngineClient:
                     await self._lost.wait()
                 except OSError as error:
                     logger.debug("engine at %r: %s", self._address, error)
-                await asyncio.sleep(RECONNECT_S)
+                await asyncio.sleep(REFUSED_S if isinstance(self.warming, Refused) else RECONNECT_S)
         finally:
             if self._link is not None:
                 self._link.close()
@@ -234,6 +240,9 @@ class EngineClient:
         if isinstance(message, Warming):
             self.warming = message
             return
+        if isinstance(message, Refused):
+            self._take_refusal(message)
+            return
         if isinstance(message, Residing):
             self.residing = message
             return
@@ -256,8 +265,15 @@ class EngineClient:
         else:
             future.set_result(message)
 
+    def _take_refusal(self, refused: Refused) -> None:
+        was_refused, self.warming = isinstance(self.warming, Refused), refused
+        if self._on_refused is not None and not was_refused:
+            self._on_refused(refused.reason)
+
     def _on_lost(self) -> None:
-        welcome, self.welcome, self.warming, self._link = self.welcome, None, None, None
+        welcome, self.welcome, self._link = self.welcome, None, None
+        if not isinstance(self.warming, Refused):
+            self.warming = None
         self.residing = NOT_RESIDING
         pending, self._pending = self._pending, {}
         self._templates.clear()
@@ -283,9 +299,11 @@ def _fail(pending: Sequence[asyncio.Future[Reply]]) -> None:
 
 
 def state_of(engine: Engine) -> dict[str, object]:
-    """Describes an engine: ready, warming up and how far, or starting."""
+    """Describes an engine: ready, warming up and how far, refusing this gateway and why, or starting."""
     if engine.welcome is not None:
         return {"device": engine.welcome.device, "state": "ready"}
+    if isinstance(engine.warming, Refused):
+        return {"device": None, "state": "refusing", "reason": engine.warming.reason}
     if engine.warming is not None:
         return {**msgspec.structs.asdict(engine.warming), "state": "warming"}
     return {"device": None, "state": "starting"}

@@ -94,8 +94,18 @@ class Engines:
 
     @property
     def states(self) -> list[dict[str, object]]:
-        """Of each engine: ready, warming up and how far, or not there."""
+        """Of each engine: ready, warming up and how far, refusing this gateway and why, or not there."""
         return [state_of(engine) for engine in self._engines]
+
+    @property
+    def why_not_ready(self) -> str | None:
+        """Why no engine can compute; None where one can."""
+        if self.is_ready:
+            return None
+        states = {state["state"]: state for state in self.states}
+        if "warming" in states:
+            return "no engine is ready: warming up"
+        return f"no engine is ready: {states.get('refusing', {}).get('reason', 'starting or restarting')}"
 
     async def kernels(self) -> list[bytes]:
         """Of each engine that is ready: its part of `/v1/kernels`, as JSON.

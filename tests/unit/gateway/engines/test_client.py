@@ -16,7 +16,7 @@ import pytest
 from tests.support.scripted_engines import JOB, Held, Stays
 from tilewire.service.errors import InternalError, Unavailable
 from tilewire.service.gateway.engines.caller import Caller
-from tilewire.service.gateway.engines.client import EngineClient, Reply
+from tilewire.service.gateway.engines.client import EngineClient, Reply, state_of
 from tilewire.service.gateway.engines.templates import MAX_TEMPLATES
 from tilewire.service.ipc.arena import Segment
 from tilewire.service.ipc.link import Link, receive_hello
@@ -27,11 +27,13 @@ from tilewire.service.ipc.messages import (
     GetTensor,
     Hello,
     Job,
+    Refused,
     Template,
     Tensors,
     Timings,
     ToEngine,
     Welcome,
+    encode_frame,
 )
 from tilewire.service.ops.op import TensorType
 
@@ -231,3 +233,30 @@ def test_a_request_of_an_engine_that_has_ended_ends_at_once(pid: int) -> None:
 
     asyncio.run(main())
     segment.close()
+
+
+def test_a_refusal_is_reported_once_and_stays_in_the_state_of_the_engine() -> None:
+    segment = Segment.create("test", 4096)
+    reasons: list[str] = []
+
+    async def main() -> None:
+        address, loop = f"\0tilewire-test-refused-{os.getpid()}", asyncio.get_running_loop()
+        client = EngineClient(0, address, segment, on_refused=reasons.append)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+            listener.listen()
+            listener.setblocking(False)
+            running = asyncio.create_task(client.run())
+            for _ in range(2):
+                sock, _ = await asyncio.wait_for(loop.sock_accept(listener), 30)
+                with sock:
+                    _, fd = await receive_hello(sock, Hello)
+                    os.close(fd)
+                    assert state_of(client)["state"] == ("refusing" if reasons else "starting")
+                    sock.send(encode_frame([Refused("no memory")]))
+            running.cancel()
+            await asyncio.wait((running,))
+
+    asyncio.run(main())
+    segment.close()
+    assert reasons == ["no memory"]

@@ -47,6 +47,7 @@ from tilewire.service.ipc.messages import (
     OrderTensor,
     OutputSpec,
     PutTensor,
+    Refused,
     RegionInfo,
     RegionList,
     RegisterRegion,
@@ -58,6 +59,7 @@ from tilewire.service.ipc.messages import (
     Timings,
     UnregisterRegion,
     Upload,
+    Warming,
 )
 from tilewire.service.ops.add import AddOptions
 from tilewire.service.ops.op import TensorType
@@ -487,3 +489,13 @@ def test_regions_change_only_while_every_engine_is_there() -> None:
             await engines.unregister_region(None)
 
     asyncio.run(run())
+
+
+def test_the_reason_why_no_engine_is_ready() -> None:
+    warming, refusing, ready = ScriptedEngine(0, is_ready=False), ScriptedEngine(1, is_ready=False), ScriptedEngine(2)
+    assert Engines([warming, refusing]).why_not_ready == "no engine is ready: starting or restarting"
+    refusing.warming = Refused("no memory")
+    assert Engines([warming, refusing]).why_not_ready == "no engine is ready: no memory"
+    warming.warming = Warming("cuda:0", "load", 1, 2)
+    assert Engines([warming, refusing]).why_not_ready == "no engine is ready: warming up"
+    assert Engines([warming, refusing, ready]).why_not_ready is None
