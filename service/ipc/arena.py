@@ -36,9 +36,17 @@ _libc = ctypes.CDLL(None)
 
 
 def make_sealed(name: str, nbytes: int) -> int:
-    """Makes shared memory without a name that can neither shrink nor grow; returns its descriptor."""
+    """Makes shared memory without a name that can neither shrink nor grow; returns its descriptor.
+
+    Raises:
+        OSError: No descriptor, or a file may not have so many bytes.
+    """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return fd
 

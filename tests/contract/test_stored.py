@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -167,3 +168,22 @@ def test_parameters_of_a_stored_output_that_cannot_be(
     answer = infer(client, **parameters)
     assert answer.status_code == 400
     assert answer.json()["error"].startswith(field)
+
+
+@pytest.mark.slow
+def test_a_result_that_is_larger_than_a_file_may_be_is_never_durable(tmp_path: Path) -> None:
+    """It would be no other a moment later."""
+    flags = ("--gateways", "1", "--arena-bytes", "1MiB", "--no-spare-engine")
+    log = tmp_path / "log"
+    with serving(log, *flags, before=("prlimit", f"--fsize={2**20}")) as server, server.client() as client:
+        for name in ("row", "column"):
+            shape = (1, 1024) if name == "row" else (1024, 1)
+            assert client.put(f"/v1/tensors/{name}", content=to_npy(np.ones(shape, np.float32))).status_code == 201
+        query = "/v1/matmul?a=@column&b=@row&store=@large"
+        check_problem(client.post(f"{query}&durable=true"), 422, "durable: large: no host copy: File too large")
+        assert client.post(query).status_code == 201
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while "no host copy of large, which is lost with the engine" not in log.read_text():
+            assert time.monotonic() < end_s
+            time.sleep(POLL_S)
+    assert "Traceback" not in log.read_text()

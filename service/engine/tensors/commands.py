@@ -26,7 +26,7 @@ from tilewire.service.engine.tensors.resident import Resident, close_copy, share
 from tilewire.service.engine.tensors.residents import Residents
 from tilewire.service.engine.tensors.shared_regions import Regions
 from tilewire.service.engine.tensors.transfers import Steps, Transfer, Transfers
-from tilewire.service.errors import InternalError, TilewireError, TooBusy, Unavailable
+from tilewire.service.errors import BeyondLimit, InternalError, TilewireError, TooBusy, Unavailable
 from tilewire.service.ipc.messages import (
     AdoptTensor,
     AwaitCopy,
@@ -221,7 +221,10 @@ class TensorStore:
         if error is not None:
             if not isinstance(error, TilewireError | DeviceLost):
                 logger.error("no host copy of %s", copy.info.name, exc_info=error)
-            copy.error = TooBusy(f"durable: {error}")
+            elif not copy.ticket:
+                logger.warning("no host copy of %s, which is lost with the engine: %s", copy.info.name, error)
+            cause = BeyondLimit if isinstance(error, BeyondLimit) else TooBusy
+            copy.error = cause(f"durable: {error}")
         fd, copy.fd = copy.fd, -1
         if copy.error is not None or copy.transfer is None or copy.transfer.is_needless:
             close_copy(fd)

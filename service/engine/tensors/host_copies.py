@@ -52,6 +52,7 @@ def copy_steps(copy: HostCopy, tensor: torch.Tensor, copier: Copier) -> Iterator
 
     Raises:
         TooBusy: No memory, or no descriptor.
+        BeyondLimit: A file may not have so many bytes.
         DeviceLost: The device failed.
     """
     kind = copy.info.type

@@ -14,7 +14,7 @@ import torch
 
 from tilewire.service.config.machine import num_descriptors
 from tilewire.service.engine.backends.host import lacks_memory
-from tilewire.service.errors import TooBusy
+from tilewire.service.errors import BeyondLimit, TooBusy
 from tilewire.service.ipc.arena import make_sealed
 from tilewire.service.ipc.messages import TensorInfo
 from tilewire.service.ops.op import TensorType
@@ -113,6 +113,7 @@ def make_copy(name: str, nbytes: int) -> int:
 
     Raises:
         TooBusy: No memory, or no descriptor.
+        BeyondLimit: A file may not have so many bytes.
     """
     with _as_busy(name):
         return make_sealed("tilewire-resident", max(1, nbytes))
@@ -155,6 +156,8 @@ def _as_busy(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise BeyondLimit(f"{name}: no host copy: {error.strerror} for this server (ulimit -f)") from error
         if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC):
             raise
         raise TooBusy(f"{name}: no host copy: {error.strerror}") from error

@@ -169,6 +169,17 @@ def test_a_segment_that_cannot_be_mapped_leaves_no_descriptor() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_shared_memory_that_is_too_large_for_a_file_leaves_no_descriptor() -> None:
+    before, limits = len(list(Path("/proc/self/fd").iterdir())), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (NBYTES, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            make_sealed("test", NBYTES + 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_closing_a_segment_waits_for_its_views() -> None:
     segment = Segment.create("test", NBYTES)
     view = segment.view[:4]
