@@ -18,7 +18,9 @@ from tests.contract.test_kubernetes_files import KUBERNETES_VERSION, built, only
 from tests.support.programs import find_program
 from tilewire import __version__
 from tilewire.service.cli.serve import variable_name
+from tilewire.service.config.parsers import devices_of
 from tilewire.service.config.settings import Settings
+from tilewire.service.supervisor.processes import UNPINNED_BYTES_PER_S
 
 FOLDER = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "tilewire"
 DEFAULTS = yaml.safe_load((FOLDER / "values.yaml").read_text(encoding="utf-8"))
@@ -251,6 +253,16 @@ def test_a_store_that_there_is_needs_no_claim(case: str, source: dict[str, Any])
 def test_the_grace_period_follows_the_drain(drain_s: str | None, grace_s: int) -> None:
     pod = pod_of(resources_of("tw", {"settings": {"TILEWIRE_DRAIN_TIMEOUT_S": drain_s}}))
     assert pod["terminationGracePeriodSeconds"] == grace_s
+
+
+@pytest.mark.parametrize("arena", ["0", "2GiB", "64 GiB", "48GB", "34359738368", "1.5TiB"])
+@pytest.mark.parametrize("device", ["cuda:0", "cuda:0,1,2"])
+def test_the_grace_period_leaves_engines_time_for_their_arenas(arena: str, device: str) -> None:
+    pod = pod_of(resources_of("tw", {"settings": {"TILEWIRE_ARENA_BYTES": arena, "TILEWIRE_DEVICE": device}}))
+    # Zero stands for the default, whose time is within what is spare.
+    arena_bytes = Settings(arena_bytes=arena).arena_bytes
+    unpin_s = arena_bytes * len(devices_of(device)) // UNPINNED_BYTES_PER_S
+    assert pod["terminationGracePeriodSeconds"] == 50 + unpin_s
 
 
 def metrics_of(resources: list[dict[str, Any]]) -> tuple[str, str | None, dict[str, str]]:
