@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -30,6 +32,8 @@ NAMES = [f"weights/layer-{number}" for number in range(24)]
 SIZE = 16
 NUM_CLIENTS = 6
 ENOUGH = 150
+# Requests whose body comes behind the headers: half of them meet the host that drains.
+NUM_APART = 40
 WAIT_S = 90.0
 POLL_S = 0.02
 RECOVERY_S = 10.0
@@ -159,6 +163,53 @@ def test_hosts_answer_when_the_checks_of_all_fail(fleet: list[Replica], tmp_path
         assert all(names <= names_on(replica.server) for names, replica in zip(expected, fleet, strict=True))
         answer = client.post("/v1/softmax", content=to_safetensors({"x": np.zeros((1, 4), np.float32)}))
         assert np.allclose(from_safetensors(answer.content)["out"], 0.25)
+
+
+class Draining(BaseHTTPRequestHandler):
+    """A host that has begun to drain, before a check has noticed it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self._answer(503)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+def test_a_body_behind_its_headers_is_sent_to_the_next_host_when_one_drains(
+    fleet: list[Replica], tmp_path: Path
+) -> None:
+    """As many clients send it: HAProxy repeats only what it had whole when it began to send."""
+    body = to_safetensors({"x": np.zeros((1, 4), np.float32)})
+    with ThreadingHTTPServer(("127.0.0.1", 0), Draining) as draining:
+        serving = threading.Thread(target=draining.serve_forever)
+        serving.start()
+        hosts_of = {1: f"127.0.0.1:{fleet[0].port}", 2: f"127.0.0.1:{draining.server_port}"}
+        try:
+            with proxying(tmp_path / "haproxy", hosts_of) as proxy:
+                client = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=WAIT_S)
+                for _ in range(NUM_APART):
+                    client.putrequest("POST", "/v1/softmax")
+                    client.putheader("content-length", str(len(body)))
+                    client.endheaders()
+                    client.send(body)
+                    answer = client.getresponse()
+                    assert answer.status == 200, answer.read()
+                    answer.read()
+                client.close()
+        finally:
+            draining.shutdown()
+            serving.join()
 
 
 def test_a_running_proxy_shows_its_hosts(fleet: list[Replica], tmp_path: Path) -> None:
