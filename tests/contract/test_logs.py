@@ -74,6 +74,14 @@ def test_what_does_not_apply_is_left_out(logging_server: LiveServer) -> None:
     assert "op" not in upload
 
 
+@pytest.mark.parametrize(("num_characters", "is_cut"), [(1024, False), (1025, True), (60_000, True)])
+def test_a_long_path_is_cut(logging_server: LiveServer, num_characters: int, is_cut: bool) -> None:
+    path, request_id = "/" + (num_characters - 1) * "p", f"long-{num_characters}"
+    with logging_server.client() as client:
+        assert client.get(path, headers={"x-request-id": request_id}).status_code == 404
+    assert line_of(logging_server, request_id)["path"] == path[:1024] + ("..." if is_cut else "")
+
+
 def test_a_client_that_leaves_is_499(logging_server: LiveServer) -> None:
     with RawConnection(logging_server.connect()) as raw:
         raw.send(head("POST", "/v1/matmul", content_length="1000000", x_request_id="gone"), bytes(1000))

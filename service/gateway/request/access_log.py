@@ -18,6 +18,8 @@ from tilewire.service.telemetry.counters import Failure
 logger: structlog.stdlib.BoundLogger = structlog.get_logger("tilewire.access")
 
 SERVER_ERROR = 500
+# Longest path that is reported: a name of 255 characters, all of them escaped, has room. A request line may have 64 KiB.
+MAX_PATH_LENGTH = 1024
 
 
 def report(gateway: Gateway, context: RequestContext) -> None:
@@ -62,14 +64,14 @@ def report(gateway: Gateway, context: RequestContext) -> None:
 def _failure(context: RequestContext, code: int) -> Failure:
     name = None if context.access is None else context.access.name
     # A path that no route has may hold anything.
-    route = context.route or ("" if context.op is None else context.head.path)
+    route = context.route or ("" if context.op is None else _path(context))
     return Failure(time.time(), context.head.method, route, context.op, code, context.failure, context.request_id, name)
 
 
 def _fields(context: RequestContext, code: int, seconds: float, trace_id: str | None) -> dict[str, str | int | float]:
     fields: dict[str, str | int | float | None] = {
         "method": context.head.method,
-        "path": context.head.path,
+        "path": _path(context),
         "op": context.op,
         "status": code,
         "ms": round(seconds * 1e3, 3),
@@ -104,7 +106,7 @@ def _spans(context: RequestContext, ended_s: float) -> tuple[Span, ...]:
 def _attributes(context: RequestContext, code: int) -> dict[str, str | int]:
     attributes: dict[str, str | int | None] = {
         "http.request.method": context.head.method or "_OTHER",
-        "url.path": context.head.path,
+        "url.path": _path(context),
         "http.route": context.route or None,
         "http.response.status_code": code,
         "http.request.body.size": context.received_bytes,
@@ -115,6 +117,11 @@ def _attributes(context: RequestContext, code: int) -> dict[str, str | int]:
         "tilewire.key": None if context.access is None else context.access.name,
     }
     return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _path(context: RequestContext) -> str:
+    path = context.head.path
+    return path if len(path) <= MAX_PATH_LENGTH else f"{path[:MAX_PATH_LENGTH]}..."
 
 
 def _ns(seconds: float) -> int:
