@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tilewire._arrays.dlpack import from_foreign, is_foreign, to_foreign
 from tilewire._arrays.dtypes import CODES, EXTENSIONS, NAMES, numpy_dtype
-from tilewire._arrays.lists import read_numbers
+from tilewire._arrays.lists import MAX_DEPTH, first_lists, read_numbers
 
 Array = npt.NDArray[Any]
 
@@ -47,14 +47,17 @@ class HostArray:
         Raises:
             TypeError: A dtype that cannot be sent, or masked elements.
         """
-        refuse_masked(value)
+        refuse_unreadable(value)
         if is_foreign(value):
             return cls(*from_foreign(value))
         try:
             array = read_numbers(value)
-        except RuntimeError as error:
-            # Of torch, for lists of tensors that it does not convert.
-            raise TypeError(str(error)) from error
+        except (RuntimeError, TypeError) as error:
+            if not any(is_foreign(one) for rows in first_lists(value) for one in rows[:1]):
+                raise
+            raise TypeError(
+                f"NumPy cannot read these arrays in a list ({error}); join them, as by torch.stack"
+            ) from error
         name = array.dtype.name
         if array.dtype == object:
             raise TypeError(
@@ -97,17 +100,23 @@ class HostArray:
         return self.numpy() if other is None else to_foreign(self.dtype, self.data, other)
 
 
-def refuse_masked(value: Any) -> None:
-    """Refuses masked elements, of arrays in lists too: NumPy would drop the mask of those.
+def refuse_unreadable(value: Any, depth: int = 0) -> None:
+    """Refuses masked elements, of arrays in lists too, whose mask NumPy would drop, and lists without an end.
+
+    Args:
+        value: An operand, or a part of one.
+        depth: Number of lists that the part is in.
 
     Raises:
         TypeError: There are some.
     """
+    if depth >= MAX_DEPTH and isinstance(value, list | tuple):
+        raise TypeError(f"lists in lists more than {MAX_DEPTH} deep, as a list that holds itself, are no array")
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError("a masked array loses its mask; fill it, as x.filled(0)")
     if isinstance(value, list | tuple) and any(issubclass(kind, _NESTED) for kind in set(map(type, value))):
         for one in value:
-            refuse_masked(one)
+            refuse_unreadable(one, depth + 1)
 
 
 def to_safetensors(

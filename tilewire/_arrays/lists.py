@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tilewire._arrays.dlpack import num_bytes_of
 
+# NumPy's largest number of dimensions.
+MAX_DEPTH = 64
 # Bytes of an array that are copied while a number of a list is read, in 0.1 us.
 _BYTES_OF_NUMBER = 2**8
 # Numbers that are read at once, in about 0.5 ms.
@@ -23,15 +27,20 @@ def work_bytes_of(value: Any) -> int:
     return num_bytes_of(value)
 
 
-def _count_numbers(value: Any) -> int:
-    """Returns how many numbers a list has if all its rows are as long as the first ones; 1 for what is no list."""
-    count = 1
-    while isinstance(value, list | tuple):
-        count *= len(value)
+def first_lists(value: Any) -> Iterator[Sequence[Any]]:
+    """Yields a list, its first row, that row's first one and so on: an end comes where a list holds itself, too."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(value, list | tuple):
+            break
+        yield value
         if not value:
             break
         value = value[0]
-    return count
+
+
+def _count_numbers(value: Any) -> int:
+    """Returns how many numbers a list has if all its rows are as long as the first ones; 1 for what is no list."""
+    return math.prod(map(len, first_lists(value)))
 
 
 def read_numbers(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:

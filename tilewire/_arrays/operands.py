@@ -18,8 +18,8 @@ import numpy as np
 
 from tilewire._arrays.dlpack import can_answer, is_foreign
 from tilewire._arrays.dtypes import CODES, DTYPES, EXTENSIONS, FLOATS, promote, promote_number
-from tilewire._arrays.host import HostArray, refuse_masked
-from tilewire._arrays.lists import read_numbers
+from tilewire._arrays.host import HostArray, refuse_unreadable
+from tilewire._arrays.lists import first_lists, read_numbers
 from tilewire._names import tensor_name
 from tilewire._types import Resident, TensorInfo
 
@@ -156,7 +156,7 @@ def _given(name: str, value: Any) -> _Given:
         dtype = None if value.described is None else value.described.dtype
         return _Given(name, value, resident=tensor_name(value.name), dtype=dtype)
     try:
-        refuse_masked(value)
+        refuse_unreadable(value)
         if is_weak(value):
             return _Given(name, value)
         array = HostArray.of(value)
@@ -167,10 +167,10 @@ def _given(name: str, value: Any) -> _Given:
 
 def is_weak(value: Any) -> bool:
     """Whether a value has no dtype of its own: Python numbers, and lists of them."""
-    while isinstance(value, list | tuple):
-        if not value:
+    for rows in first_lists(value):
+        if not rows:
             return True
-        value = value[0]
+        value = rows[0]
     return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
 
 

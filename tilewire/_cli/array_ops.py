@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, get_args
 
 import typer
@@ -27,6 +28,18 @@ def topk(
     return client.run("topk", {"x": operand_of(x)}, k=k, axis=axis, largest=not smallest)
 
 
+def _check_order(command: str, word: str, operands: Sequence[str | None], words: Sequence[str]) -> None:
+    """Refuses a word that stands behind an operand: it would be read as one.
+
+    Raises:
+        ValueError: The message says what to type.
+    """
+    late = next((text for text in operands if text in words), None)
+    if late is not None and word not in words:
+        rest = " ".join(text for text in (word, *operands) if text not in (None, late))
+        raise ValueError(f"{late}: comes before the operands; type `tilewire {command} {late} {rest}`")
+
+
 @op_command
 def reduce(
     client: Client,
@@ -38,6 +51,7 @@ def reduce(
     store: StoreOption = None,
 ) -> Answer:
     """Reduce one axis, or all, to a number: a sum, a mean, a maximum or its index."""
+    _check_order("reduce", kind, (x,), get_args(ReduceKind))
     options = {"kind": kind, "axis": axis, "keepdims": keepdims or None}
     options["out_dtype"] = dtype_of("--out-dtype", out_dtype)
     return client.run("reduce", {"x": operand_of(x)}, store=store, **options)
@@ -56,6 +70,7 @@ def normalize(
     store: StoreOption = None,
 ) -> Answer:
     """Normalize along one axis: layer norm, RMS norm, or to the 2-norm 1."""
+    _check_order("normalize", kind, (x,), get_args(NormalizeKind))
     given = {"x": x, "weight": weight, "bias": bias}
     operands = {name: None if text is None else operand_of(text) for name, text in given.items()}
     options = {"kind": kind, "axis": axis, "eps": number_of("--eps", eps)}
@@ -75,6 +90,7 @@ def pointwise(
     store: StoreOption = None,
 ) -> Answer:
     """Compute a function of each element, times a scale plus a shift."""
+    _check_order("pointwise", fn, (x, y), (*get_args(UnaryFunction), *get_args(BinaryFunction)))
     operands = {"x": operand_of(x), "y": None if y is None else operand_of(y)}
     options = {"fn": fn, "scale": number_of("--scale", scale), "shift": number_of("--shift", shift)}
     options["out_dtype"] = dtype_of("--out-dtype", out_dtype)

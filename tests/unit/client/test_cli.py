@@ -239,6 +239,11 @@ def test_a_file_that_cannot_be_written_is_left_as_it_was(tmp_path: Path, suffix:
             for text in ("inf", "nan", "1e300")
         ),
         (("rm", "missing"), 1, "no tensor 'missing'"),
+        (("reduce", "x.npy", "sum"), 2, "sum: comes before the operands; type `tilewire reduce sum x.npy`"),
+        (("normalize", "[1]", "rms"), 2, "rms: comes before the operands; type `tilewire normalize rms [1]`"),
+        (("pointwise", "x.npy", "exp"), 2, "exp: comes before the operands; type `tilewire pointwise exp x.npy`"),
+        (("pointwise", "@x", "mul", "@y"), 2, "type `tilewire pointwise mul @x @y`"),
+        (("pointwise", "@x", "@y", "mul"), 2, "type `tilewire pointwise mul @x @y`"),
         (("get", "missing", "x.npy"), 1, "no tensor 'missing'"),
         (("run", "nothing.json"), 2, "nothing.json"),
         (("get", "missing", "nowhere/x.npy"), 1, "no tensor 'missing'"),

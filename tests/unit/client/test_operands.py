@@ -16,6 +16,7 @@ import torch
 from tilewire._arrays.dlpack import as_here
 from tilewire._arrays.dtypes import promote
 from tilewire._arrays.host import HostArray
+from tilewire._arrays.lists import work_bytes_of
 from tilewire._arrays.operands import prepare, prepare_inputs
 from tilewire._types import Resident, TensorInfo
 
@@ -72,6 +73,53 @@ def test_masked_elements_in_lists_are_not_sent(rows: list[Any]) -> None:
         prepare("softmax", {"x": rows})
     with pytest.raises(TypeError, match="filled"):
         HostArray.of(rows)
+
+
+def deep(depth: int) -> list[Any]:
+    rows: list[Any] = [1.0]
+    for _ in range(depth - 1):
+        rows = [rows]
+    return rows
+
+
+def endless() -> list[Any]:
+    rows: list[Any] = []
+    rows.append(rows)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "rows", [endless(), [[1.0], [endless()]], deep(65), deep(5000)], ids=["itself", "within", "65", "5000"]
+)
+def test_lists_that_are_too_deep_are_named(rows: list[Any]) -> None:
+    with pytest.raises(TypeError, match="x: lists in lists more than 64 deep"):
+        prepare("softmax", {"x": rows})
+    with pytest.raises(TypeError, match="x: lists in lists more than 64 deep"):
+        prepare_inputs({"x": rows}, {})
+    assert work_bytes_of(rows) > 0
+
+
+def test_a_list_may_be_as_deep_as_an_array() -> None:
+    # NumPy before 2 has no more than 32 dimensions.
+    assert prepare("softmax", {"x": deep(32)}).arrays["x"].shape == (1,) * 32
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3).bfloat16(),
+        torch.ones(()).bfloat16(),
+        torch.ones(3, requires_grad=True),
+        torch.ones(3, device="meta"),
+    ],
+    ids=["bfloat16", "number", "gradient", "meta"],
+)
+def test_lists_of_tensors_that_numpy_cannot_read_say_what_to_do(tensor: torch.Tensor) -> None:
+    with pytest.raises(
+        TypeError, match=r"x: NumPy cannot read these arrays in a list \(.+\); join them, as by torch\.stack"
+    ):
+        prepare("softmax", {"x": [tensor, tensor]})
+    assert prepare("softmax", {"x": [torch.ones(3)]}).arrays["x"].dtype == "float32"
 
 
 def test_fractions_of_a_list_are_not_cut_off() -> None:
