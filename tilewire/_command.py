@@ -11,6 +11,8 @@ from tilewire._cli.commands import is_of_the_server
 from tilewire._installing import how_to_install
 
 _EXIT_USAGE = 2
+# A shell's status of a program that SIGPIPE ended, where whoever read the output has left, as `head` does.
+_EXIT_UNREAD = 128 + 13
 # Parts of the project itself: their absence is a broken installation, not a missing extra.
 _OWN = ("tilewire",)
 _OF_THE_COMMAND = ("typer", "rich", "click")
@@ -31,6 +33,11 @@ def main() -> None:
             raise
         sys.stderr.write(f"tilewire: {_remedy_for(missing)}\n")
         raise SystemExit(_EXIT_USAGE) from None
+    except SystemExit as error:
+        # Typer and Rich end with 1 then, which says that the server refused.
+        if isinstance(error.__context__, BrokenPipeError):
+            raise SystemExit(_EXIT_UNREAD) from None
+        raise
     except OSError as error:
         if not _output.is_unwritable(error):
             raise

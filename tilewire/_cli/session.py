@@ -28,6 +28,7 @@ from tilewire._variables import KEY_VARIABLE, URL_VARIABLE
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+MIN_SECONDS = 0.1
 # A year. Clocks of the system overflow beyond some hundreds of years.
 MAX_SECONDS = 365 * 86_400.0
 # Largest whole number up to which each one is a float64.
@@ -37,7 +38,7 @@ _MAX_EXACT = 2**53
 OPERAND = "A .npy, .npz or .safetensors file, @name of a resident tensor, or JSON such as [[1, 2], [3, 4]]."
 UrlOption = Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Address of the server.")]
 KeyOption = Annotated[str | None, typer.Option("--key", envvar=KEY_VARIABLE, help="API key.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; NaN and infinities are bare.")]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", help="File for the result: .npy, .npz, .safetensors or .json.")
 ]
@@ -115,10 +116,10 @@ def check_seconds(option: str, seconds: float) -> None:
     """Refuses a length of time that cannot be.
 
     Raises:
-        ValueError: Longer than a year, or no number; the message begins with the option.
+        ValueError: Too short, longer than a year, or no number; the message begins with the option.
     """
-    if not seconds <= MAX_SECONDS:
-        raise ValueError(f"{option}: {seconds} is no length; expected seconds, a year at most")
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise ValueError(f"{option}: {seconds} is no length; expected seconds, from {MIN_SECONDS} to a year")
 
 
 def check_destinations(out: Path | None, store: str | None) -> None:

@@ -56,7 +56,9 @@ def health(url: UrlOption = URL, key: KeyOption = None, is_json: JsonOption = Fa
 
 
 def top(
-    interval_s: Annotated[float, typer.Option("--interval", "-i", min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval_s: Annotated[
+        float, typer.Option("--interval", "-i", help="Seconds between two looks, 0.1 or more.")
+    ] = 1.0,
     count: Annotated[int, typer.Option("--count", "-n", min=0, help="Number of looks; 0 for no end.")] = 0,
     metrics_url: Annotated[
         str | None, typer.Option(help="Address of the metrics, where the server has a port apart for them.")
