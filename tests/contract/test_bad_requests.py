@@ -189,10 +189,10 @@ def test_a_detail_about_one_tensor_begins_with_its_name(client: httpx.Client, co
         (
             "matmul",
             {"a": [[1]], "b": [[1]], "activation": "relu"},
-            "activation: .*, got str; options go into the query",
+            "activation: .*, got a string; options go into the query",
         ),
         ("matmul", {"a": [[1]], "b": "@weights/w"}, r"b: a resident is named in the query, .*: type \?b=@weights/w"),
-        ("softmax", {"x": [1, None]}, "x: holds a NoneType; expected numbers in nested lists$"),
+        ("softmax", {"x": [1, None]}, "x: holds null; expected numbers in nested lists$"),
     ],
 )
 def test_what_belongs_in_the_query_is_said_to(client: httpx.Client, op: str, body: Any, detail: str) -> None:

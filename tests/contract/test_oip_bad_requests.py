@@ -152,6 +152,8 @@ def test_request_ids_cannot_break_out(client: httpx.Client) -> None:
 
 def test_what_is_no_number_is_told_where_options_go_only_where_they_do(client: httpx.Client) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": ["1"]}]}
-    assert client.post(SOFTMAX, json=body).json() == {"error": "x: data: holds a str; expected numbers in nested lists"}
+    assert client.post(SOFTMAX, json=body).json() == {
+        "error": "x: data: holds a string; expected numbers in nested lists"
+    }
     detail = client.post("/v1/softmax", json={"x": [1], "log": True}).json()["detail"]
-    assert detail == "log: expected numbers in nested lists, got bool; options go into the query"
+    assert detail == "log: expected numbers in nested lists, got a boolean; options go into the query"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tilewire.service.dtypes import DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.rests import rest
-from tilewire.service.gateway.codecs.strict_json import LongArray, parse_list, parse_object, refuse_overflow
+from tilewire.service.gateway.codecs.strict_json import LongArray, parse_list, parse_object, refuse_overflow, word_of
 from tilewire.service.ops.op import MAX_RANK
 
 # Text of up to this is parsed at once: about a millisecond.
@@ -274,8 +274,8 @@ def _flatten(field: str, value: object) -> tuple[tuple[int, ...], list[int | flo
     level: list[object] = [value]
     while not (kinds := set(map(type, level))) <= {int, float}:
         if not kinds <= {int, float, list}:
-            odd = min(kind.__name__ for kind in kinds - {int, float, list})
-            raise InvalidRequest(f"{field}: holds a {odd}; expected numbers in nested lists")
+            odd = min(map(word_of, kinds - {int, float, list}))
+            raise InvalidRequest(f"{field}: holds {odd}; expected numbers in nested lists")
         lists = [entry for entry in level if isinstance(entry, list)]
         lengths = set(map(len, lists))
         if len(lists) != len(level) or len(lengths) > 1:

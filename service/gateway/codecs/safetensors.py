@@ -15,7 +15,7 @@ from tilewire.service.dtypes import BY_SAFETENSORS, DTYPES
 from tilewire.service.errors import InvalidRequest
 from tilewire.service.gateway.codecs.protocol import Codec, Placed, Room, check_count, field_of
 from tilewire.service.gateway.codecs.shapes import check_shape
-from tilewire.service.gateway.codecs.strict_json import parse_object
+from tilewire.service.gateway.codecs.strict_json import kind_of, parse_object
 from tilewire.service.ops.op import TensorType
 
 PREFIX_BYTES = 8
@@ -111,7 +111,7 @@ def _read_entry(name: str, entry: object) -> tuple[TensorType, int, int]:
     code = entry["dtype"]
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
-        wrong = repr(code[:64]) if isinstance(code, str) else type(code).__name__
+        wrong = repr(code[:64]) if isinstance(code, str) else kind_of(code)
         raise InvalidRequest(f"{field}: dtype {wrong}; expected one of {', '.join(BY_SAFETENSORS)}")
     kind = TensorType(dtype.name, check_shape(entry["shape"], f"{field}: shape"))
     offsets = check_shape(entry["data_offsets"], f"{field}: data_offsets")

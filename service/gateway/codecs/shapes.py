@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewire.service.errors import InvalidRequest
-from tilewire.service.gateway.codecs.strict_json import kind_of
+from tilewire.service.gateway.codecs.strict_json import kind_of, word_of
 from tilewire.service.ops.op import MAX_DIM, MAX_RANK
 
 
@@ -20,7 +20,7 @@ def check_shape(value: object, field: str) -> tuple[int, ...]:
     for dim in value:
         # Not isinstance: True is an int there.
         if type(dim) is not int:
-            raise InvalidRequest(f"{field} holds a {type(dim).__name__}; expected integers")
+            raise InvalidRequest(f"{field} holds {word_of(type(dim))}; expected integers")
         if not 0 <= dim <= MAX_DIM:
             raise InvalidRequest(f"{field} holds a dimension outside [0, 2^63 - 1]")
     return tuple(value)

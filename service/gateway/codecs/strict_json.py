@@ -23,11 +23,27 @@ class LongArray(msgspec.Struct, eq=False):
     text: memoryview
 
 
+# JSON's words for the types of parsed values.
+_KINDS: dict[type, str] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+    LongArray: "a long list of numbers",
+}
+
+
 def kind_of(value: object) -> str:
-    """Returns the word for the type of a parsed value in errors."""
-    if isinstance(value, LongArray):
-        return "a long list of numbers"
-    return "nothing" if value is None else type(value).__name__
+    """Returns the word for the type of a parsed value in errors; it is null where a key is missing, too."""
+    return "nothing" if value is None else word_of(type(value))
+
+
+def word_of(kind: type) -> str:
+    """Returns the word for a type of parsed values in errors."""
+    return _KINDS.get(kind, kind.__name__)
 
 
 def parse_object(
@@ -53,7 +69,7 @@ def parse_object(
 
     value = _parse(data, what, json.JSONDecoder(object_pairs_hook=hook) if replaced else _DECODER)
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{what}: the top level is {type(value).__name__}; expected an object")
+        raise InvalidRequest(f"{what}: the top level is {word_of(type(value))}; expected an object")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewire.service.errors import InvalidRequest, NotOffered, UnknownName
 from tilewire.service.gateway.auth.authenticator import Access, authorise
+from tilewire.service.gateway.codecs.strict_json import kind_of
 from tilewire.service.gateway.request.context import Gateway
 from tilewire.service.ipc.messages import RegionInfo
 
@@ -87,7 +88,7 @@ def check_allowed(is_allowed: bool) -> None:
 
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARACTERS or not value.isprintable():
-        shown = repr(value[:64]) if isinstance(value, str) else type(value).__name__
+        shown = repr(value[:64]) if isinstance(value, str) else kind_of(value)
         raise InvalidRequest(f"{field}: expected 1 to {MAX_NAME_CHARACTERS} printable characters; got {shown}")
     return value
 
