@@ -159,7 +159,7 @@ def from_safetensors(body: memoryview | bytearray) -> dict[str, HostArray]:
         header = json.loads(bytes(body[_PREFIX_BYTES:start]))
         header.pop("__metadata__", None)
         return {name: _array_at(body, start, name, entry) for name, entry in header.items()}
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not safetensors: its header is not understood ({error!r})") from error
 
 
@@ -171,7 +171,7 @@ def _view_of(array: Array) -> memoryview:
 def _array_at(body: memoryview | bytearray, start: int, tensor: str, entry: Mapping[str, Any]) -> HostArray:
     code, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if code not in NAMES:
-        raise ValueError(f"{tensor}: dtype {code} cannot be sent; expected one of {', '.join(NAMES)}")
+        raise ValueError(f"{tensor}: dtype {code} is none that this client knows; it knows {', '.join(NAMES)}")
     name = NAMES[code]
     dtype = EXTENSIONS.get(name) or np.dtype(name)
     count = math.prod(shape) * dtype.itemsize

@@ -150,10 +150,10 @@ def _given(name: str, value: Any) -> _Given:
         if not value.startswith("@"):
             raise TypeError(f"{name}: {value[:64]!r} is neither an array nor the name of a resident tensor, '@…'")
         return _Given(name, value, resident=tensor_name(value, name))
-    if isinstance(value, TensorInfo):
-        return _Given(name, value, resident=tensor_name(value.name), dtype=value.dtype)
-    if isinstance(value, Resident):
-        dtype = None if value.described is None else value.described.dtype
+    if isinstance(value, TensorInfo | Resident):
+        info = value if isinstance(value, TensorInfo) else value.described
+        # A dtype that only a newer server knows is left to it, as one that is not known here.
+        dtype = info.dtype if info is not None and info.dtype in CODES else None
         return _Given(name, value, resident=tensor_name(value.name), dtype=dtype)
     try:
         refuse_unreadable(value)
@@ -244,6 +244,8 @@ def _numpy_spelling(name: str) -> str:
 def _array_of(operand: _Given, dtype: str) -> HostArray:
     if operand.array is not None:
         return operand.array.astype(dtype)
+    if dtype not in CODES:
+        raise TypeError(f"{operand.name}: {dtype} is none of the dtypes that this client knows: {', '.join(CODES)}")
     leaves = _leaves_of(operand)
     if dtype in EXTENSIONS:
         return HostArray(DEFAULT_DTYPE, read_numbers(operand.value, np.dtype(np.float32))).astype(dtype)

@@ -302,7 +302,10 @@ def programs() -> Request[list[str]]:
 
     def parse(reply: Reply, _: MakeHandle) -> list[str]:
         entries = wire.parse_list(reply)
-        return [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
+        names: list[Any] = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+        if not all(isinstance(name, str) for name in names):
+            raise wire.unexpected(reply, "names of programs")
+        return names
 
     return Request(Call("GET", "/v1/programs", headers={"Accept": "application/json"}), parse)
 

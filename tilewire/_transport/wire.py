@@ -42,7 +42,7 @@ _HINTS = {
 # What names a header, by RFC 9110, section 5.6.2.
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _PATH = re.compile("[!-~]*")
-_TIMING = re.compile(r"\s*([\w-]+)\s*;(?:[^,]*;)?\s*dur=([0-9.]+)")
+_TIMING = re.compile(r"\s*([\w-]+)\s*;(?:[^,]*;)?\s*dur=(\d+(?:\.\d*)?)(?![\w.])")
 
 Progress = Callable[[int, int], None]
 # Returns writable memory for a body of so many bytes.
@@ -445,7 +445,8 @@ def parse_head(reply: Reply, name: str) -> TensorInfo | None:
         raise unexpected(reply, "X-Tensor headers")
     shape = [int(dim) for dim in re.findall(r"\d+", headers.get("x-tensor-shape") or "")]
     fields = {key: headers.get(f"x-tensor-{key.replace('_', '-')}") for key in ("created", "last_used")}
-    numbers = {key: int(headers.get(f"x-tensor-{key}") or "0") for key in ("bytes", "hits")}
+    texts = {key: headers.get(f"x-tensor-{key}") or "0" for key in ("bytes", "hits")}
+    numbers = {key: int(text) if text.isdecimal() else text for key, text in texts.items()}
     dtype, tag = headers.get("x-tensor-dtype") or "", (headers.get("etag") or "").strip('"')
     version = int(tag) if tag.isdecimal() else None
     document = {"name": tensor_name(name), "shape": shape, "dtype": dtype, "version": version}
@@ -459,7 +460,7 @@ def parse_info(document: Any) -> TensorInfo:
         ServerError: It is not such a description.
     """
     try:
-        return TensorInfo(
+        info = TensorInfo(
             name=document["name"],
             shape=tuple(document["shape"]),
             dtype=document["dtype"],
@@ -473,14 +474,22 @@ def parse_info(document: Any) -> TensorInfo:
             version=document.get("version"),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise ServerError(f"not the description of a tensor: {str(document)[:200]}") from error
+        raise _no_description(document) from error
+    texts, numbers = (info.name, info.dtype), (*info.shape, info.nbytes, info.hits or 0, info.version or 0)
+    if not all(isinstance(one, str) for one in texts) or not all(isinstance(one, int) for one in numbers):
+        raise _no_description(document)
+    return info
+
+
+def _no_description(document: Any) -> ServerError:
+    return ServerError(f"not the description of a tensor: {str(document)[:200]}")
 
 
 def json_of(reply: Reply) -> object:
     """Returns the JSON of a reply, or None where it is none."""
     try:
         document: object = json.loads(bytes(reply.body))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document
 

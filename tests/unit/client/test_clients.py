@@ -21,7 +21,7 @@ import torch
 import tilewire
 from tests.unit.client.scripted_server import answers, scripted
 from tests.unit.client.speaking_server import Call, SpeakingServer, caller, on_a_socket, problem
-from tilewire._arrays.host import from_safetensors
+from tilewire._arrays.host import HostArray, from_safetensors, to_safetensors
 from tilewire._clients.requests import Rules
 
 EYE = np.eye(3, dtype=np.float32)
@@ -405,6 +405,63 @@ def test_an_answer_that_is_not_safetensors(call: Call, server: SpeakingServer) -
     server.refusals = [httpx.Response(200, content=b"<html>")]
     with pytest.raises(tilewire.ServerError, match="safetensors"):
         call("matmul", EYE, EYE)
+
+
+DEEP = b"[" * 100_000
+JSON = {"Content-Type": "application/json"}
+TENSOR = {"name": "w", "shape": [2], "dtype": "float32", "bytes": 8}
+ODD: list[dict[str, Any]] = [
+    {"version": "v2"},
+    {"dtype": None},
+    {"dtype": {}},
+    {"shape": "2"},
+    {"shape": [2.5]},
+    {"name": 5},
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        *((("tensors",), {"json": [{**TENSOR, **odd}]}) for odd in ODD),
+        (("head", "w"), {"headers": {"X-Tensor-Dtype": "float32", "X-Tensor-Bytes": "8 B"}}),
+        (("head", "w"), {"headers": {"X-Tensor-Dtype": "float32", "X-Tensor-Hits": "1e6"}}),
+        (("programs",), {"json": [{"title": "p"}]}),
+        (("programs",), {"json": [5]}),
+        (("tensors",), {"content": DEEP, "headers": JSON}),
+        (("tensors",), {"content": DEEP, "headers": JSON, "status_code": 500}),
+        (("softmax", EYE), {"content": len(DEEP).to_bytes(8, "little") + DEEP}),
+    ],
+)
+def test_fields_that_cannot_be_are_the_server_s_error(
+    call: Call, server: SpeakingServer, arguments: tuple[Any, ...], answer: dict[str, Any]
+) -> None:
+    server.refusals = [httpx.Response(**{"status_code": 200, **answer})]
+    with pytest.raises(tilewire.ServerError):
+        call(*arguments)
+
+
+@pytest.mark.parametrize("text", ["queue;dur=.", "queue;dur=1.2.3", "queue;dur=1e-3", "queue;dur=x"])
+def test_timings_that_cannot_be_are_left_out(call: Call, server: SpeakingServer, text: str) -> None:
+    body = b"".join(to_safetensors({"out": HostArray.of(EYE)}))
+    server.refusals = [httpx.Response(200, content=body, headers={"Server-Timing": f"{text}, kernel;dur=2"})]
+    assert call("run", "softmax", {"x": EYE}).timings_ms == {"kernel": 2.0}
+
+
+def test_a_handle_of_a_dtype_that_only_the_server_knows(call: Call, server: SpeakingServer) -> None:
+    server.refusals = [httpx.Response(200, json=[{**TENSOR, "name": "new", "dtype": "float4"}])]
+    (handle,) = call("tensors")
+    assert handle.dtype == "float4"
+    # What it does with it is the server's word: here that there is no such tensor.
+    with pytest.raises(tilewire.NotFound, match="new"):
+        call("softmax", handle)
+
+
+def test_lists_for_a_dtype_that_only_the_server_knows(call: Call) -> None:
+    steps = [{"op": "softmax", "inputs": {"x": "x"}, "as": "y"}]
+    program = {"inputs": {"x": {"dtype": "float4", "shape": [2]}}, "steps": steps, "outputs": ["y"]}
+    with pytest.raises(TypeError, match="x: float4 is none of the dtypes that this client knows"):
+        call("run_program", program, {"x": [1.0, 2.0]})
 
 
 PAGE = "<!doctype html><html><title>Sign in</title><body>Your name and password, please.</body></html>"
