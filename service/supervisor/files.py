@@ -20,8 +20,8 @@ def open_files(settings: Settings, stack: contextlib.ExitStack) -> tuple[OpenFil
     """
     files = []
     for folder, setting, suffix in (
-        (settings.tensors_dir, "tensors_dir", ".safetensors"),
-        (settings.programs_dir, "programs_dir", ".json"),
+        (settings.tensors_dir, "--tensors-dir", ".safetensors"),
+        (settings.programs_dir, "--programs-dir", ".json"),
     ):
         try:
             paths = [] if folder is None else sorted(path for path in folder.iterdir() if path.suffix == suffix)

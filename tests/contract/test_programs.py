@@ -371,7 +371,7 @@ def test_a_file_that_is_no_program_ends_the_start(tmp_path: Path) -> None:
     flags = ["--port", "0", "--device", DEVICE, "--gateways", "1", "--programs-dir", str(tmp_path)]
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert "programs_dir: 'wrong.json'" in done.stderr + done.stdout
+    assert "--programs-dir: 'wrong.json'" in done.stderr + done.stdout
 
 
 def test_programs_outlive_the_engine(preloaded: LiveServer) -> None:

@@ -40,7 +40,8 @@ UrlOption = Annotated[str, typer.Option("--url", envvar=URL_VARIABLE, help="Addr
 KeyOption = Annotated[str | None, typer.Option("--key", envvar=KEY_VARIABLE, help="API key.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; NaN and infinities are bare.")]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", help="File for the result: .npy, .npz, .safetensors or .json.")
+    Path | None,
+    typer.Option("--out", "-o", readable=False, help="File for the result: .npy, .npz, .safetensors or .json."),
 ]
 StoreOption = Annotated[str | None, typer.Option(help="Name under which the result stays on the server.")]
 OutDtypeOption = Annotated[str | None, typer.Option(help="Dtype of the result, as float16.")]

@@ -16,7 +16,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def put(
-    path: Annotated[Path, typer.Argument(help="A .npy, .npz or .safetensors file.")],
+    # Here and below not checked by Typer: its errors are boxes, with --json too.
+    path: Annotated[Path, typer.Argument(readable=False, help="A .npy, .npz or .safetensors file.")],
     name: Annotated[
         str | None,
         typer.Argument(help="Name, or the prefix of several; the file's name without its ending by default."),
@@ -42,7 +43,8 @@ def put(
 def get(
     name: Annotated[str, typer.Argument(help="Name of the tensor.")],
     path: Annotated[
-        Path | None, typer.Argument(help="A .npy or .safetensors file; the name's last part with .npy by default.")
+        Path | None,
+        typer.Argument(readable=False, help="A .npy or .safetensors file; the name's last part with .npy by default."),
     ] = None,
     url: UrlOption = URL,
     key: KeyOption = None,

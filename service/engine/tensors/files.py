@@ -23,7 +23,7 @@ from tilewire.service.tensor_names import problem_of
 
 
 class TensorsDirError(CannotStart):
-    """A file of `tensors_dir` or `programs_dir` cannot be read, or does not fit the quota."""
+    """A file of `--tensors-dir` or `--programs-dir` cannot be read, or does not fit the quota."""
 
 
 def load_file(residents: Residents, file: OpenFile, run: Callable[[Steps], None]) -> None:
@@ -33,7 +33,7 @@ def load_file(residents: Residents, file: OpenFile, run: Callable[[Steps], None]
         TensorsDirError: It cannot be read, is no program, or does not fit the quota. The name of a tensor can be reached by no
             request, or its dtype is not served.
     """
-    read = _tensors_of if file.setting == "tensors_dir" else _program_of
+    read = _tensors_of if file.setting == "--tensors-dir" else _program_of
     try:
         changed_s = _changed_s(file)
         residents.add(read(file), run, changed_s)

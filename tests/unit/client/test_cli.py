@@ -30,6 +30,8 @@ from tilewire._installing import how_to_install
 
 X = np.array([[1, 2], [3, 4]], np.float32)
 Run = Callable[..., Result]
+# In front of a command that is to meet files without rights: root has all, by its capabilities.
+WITHOUT_RIGHTS = () if os.geteuid() else ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all")
 
 
 @pytest.fixture
@@ -271,6 +273,26 @@ def test_errors_are_one_line(
         as_json = run(*arguments, "--json")
         assert as_json.exit_code == status
         assert message in json.loads(as_json.stdout)["error"]
+
+
+@pytest.mark.parametrize("arguments", [("put",), ("get", "w"), ("add", "[1]", "[1]", "-o")])
+def test_a_file_without_rights_is_no_usage_error(
+    server: SpeakingServer, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    server.tensors["w"] = X
+    path = tmp_path / "x.npy"
+    np.save(path, X)
+    path.chmod(0)
+    with on_a_socket(server) as url:
+        command = [*WITHOUT_RIGHTS, sys.executable, "-m", "tilewire", *arguments, str(path), "--json", "--url", url]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    if arguments[0] == "put":
+        assert done.returncode == 2
+        assert json.loads(done.stdout) == {"error": f"[Errno 13] Permission denied: '{path}'"}
+    else:
+        # Another file takes its place.
+        assert done.returncode == 0
 
 
 def test_commands_say_what_to_type_in_a_shell(run: Run, server: SpeakingServer, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_what_the_vault_kept_is_restored(tmp_path: Path) -> None:
         ours.setblocking(False)
         writer = VaultWriter(theirs.detach())
         first = residents(vault=writer)
-        file = open_file(path, "tensors_dir")
+        file = open_file(path, "--tensors-dir")
         load_file(first, file, run)
         first.delete("file/gone")
         put(first, "w", source(np.zeros(9, np.float32)))
