@@ -31,6 +31,8 @@ MAX_DIM = 2**63 - 1
 MAX_COUNT = 2**30
 # Options whose text is longer have a digest as their key.
 MAX_KEY_CHARACTERS = 512
+# Words for JSON Schema's types of options; the first that fits: whole numbers are numbers, too.
+_TYPES = {"boolean": "true or false", "number": "a number", "integer": "an integer"}
 
 
 class TensorType(msgspec.Struct, frozen=True, array_like=True):
@@ -290,13 +292,14 @@ class Op(abc.ABC, Generic[OptionsT]):
             if name not in self.given:
                 raise InvalidRequest(f"{name[:64]}: {self.name} has no such input; it has {', '.join(self.given)}")
 
-    def choices(self, option: str) -> list[str]:
-        """Returns the values that an option may have, when they can be counted up."""
+    def expected(self, option: str) -> str:
+        """Returns words for the values that an option may have."""
         schema = msgspec.json.schema(self.options)["$defs"][self.options.__name__]["properties"][option]
         parts = (schema, *schema.get("anyOf", ()))
         values = [str(value) for part in parts for value in part.get("enum", ()) if value is not None]
-        is_number = any(part.get("type") == "integer" for part in schema.get("anyOf", ()))
-        return ["an integer", *values] if values and is_number else values
+        types = {part.get("type") for part in parts}
+        word = next((word for kind, word in _TYPES.items() if kind in types), "")
+        return f"expected one of {', '.join([*filter(None, [word]), *values])}" if values else f"expected {word}"
 
     @abc.abstractmethod
     def infer(self, types: Types, options: OptionsT) -> tuple[tuple[TensorType, ...], int]:
@@ -492,9 +495,7 @@ def check_required(op: AnyOp, options: OpOptions) -> None:
     """
     for name in op.needs:
         if getattr(options, name) is None:
-            choices = op.choices(name)
-            expected = f"one of {', '.join(choices)}" if choices else "a value"
-            raise InvalidRequest(f"{name}: {op.name} needs this option; expected {expected}")
+            raise InvalidRequest(f"{name}: {op.name} needs this option; {op.expected(name)}")
 
 
 def check_k(k: int | None, name: str, available: int, limit: int | None = None) -> int:

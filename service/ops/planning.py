@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 
@@ -26,9 +27,11 @@ def parse_options(op: AnyOp, raw: Mapping[str, object]) -> OpOptions:
             msgspec.convert({name: value}, op.options, strict=False)
         except (msgspec.ValidationError, OverflowError, UnicodeEncodeError) as error:
             reason = str(error).split(" - at ")[0]
-            choices = op.choices(name)
-            expected = f"expected one of {', '.join(choices)}" if choices else reason
-            raise InvalidRequest(f"{name}: {expected}; got {str(value)[:64]!r}") from None
+            # Of a wrong type or word; other reasons are those of the options or of numbers.
+            is_foreign = ", got `" in reason or reason.startswith("Invalid enum")
+            expected = op.expected(name) if is_foreign else reason
+            shown = repr(value[:64]) if isinstance(value, str) else json.dumps(value, default=str)[:64]
+            raise InvalidRequest(f"{name}: {expected}; got {shown}") from None
     options: OpOptions = msgspec.convert(dict(raw), op.options, strict=False)
     return options
 

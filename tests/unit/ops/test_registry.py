@@ -150,6 +150,25 @@ def test_options_that_cannot_be_right_are_named(op: str, raw: dict[str, object],
         parse_options(OPS[op], raw)
 
 
+@pytest.mark.parametrize(
+    ("op", "raw", "detail"),
+    [
+        ("softmax", {"log": "yes"}, "log: expected true or false; got 'yes'"),
+        ("topk", {"k": "three"}, "k: expected an integer; got 'three'"),
+        ("topk", {"axis": None}, "axis: expected an integer; got null"),
+        ("pointwise", {"scale": [True]}, "scale: expected a number; got [true]"),
+        ("add", {"alpha": {"x": 1}}, 'alpha: expected a number; got {"x": 1}'),
+        ("add", {"alpha": "1e999"}, "alpha: Number out of range; got '1e999'"),
+        ("reduce", {"axis": "x"}, "axis: expected one of an integer, all; got 'x'"),
+        ("search", {"metric": "l1"}, "metric: expected one of cosine, dot, l2; got 'l1'"),
+    ],
+)
+def test_options_that_cannot_be_right_say_what_may_be(op: str, raw: dict[str, object], detail: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        parse_options(OPS[op], raw)
+    assert raised.value.detail == detail
+
+
 @pytest.mark.parametrize("value", [True, "true", "True", "1"])
 def test_truths_as_text_and_as_json(value: object) -> None:
     assert parse_options(OPS["softmax"], {"log": value}).log  # type: ignore[attr-defined]
