@@ -178,7 +178,12 @@ def _totals(http: httpx.Client) -> Totals | None:
     response.raise_for_status()
     wanted = {"tilewire_flops_total", "tilewire_kernel_seconds_total", "tilewire_requests_total"}
     totals: Totals = {}
-    for family in text_string_to_metric_families(response.text):
+    try:
+        families = list(text_string_to_metric_families(response.text))
+    except ValueError:
+        # A page of a proxy.
+        return None
+    for family in families:
         for sample in family.samples:
             if sample.name in wanted:
                 labels = sample.labels

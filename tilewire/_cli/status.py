@@ -130,7 +130,10 @@ def _samples(client: Client) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
         raise NotFound(f"{error.detail}; {remedy}", status=error.status, request_id=error.request_id) from error
     if wire.content_type(reply.headers) != "text/plain":
         raise wire.unexpected(reply, "text/plain")
-    return parse(bytes(reply.body).decode(errors="replace"))
+    try:
+        return parse(bytes(reply.body).decode(errors="replace"))
+    except ValueError as error:
+        raise wire.unexpected(reply, "metrics in Prometheus' text") from error
 
 
 def _tflops(change: Change, op: str) -> float | None:
@@ -142,9 +145,11 @@ def _sentence(state: dict[str, Any]) -> str:
     if not state["live"]:
         return state.get("reason") or f"{state['url']}: no Tilewire answers"
     server = state.get("server", {})
+    listed = server.get("engines")
     engines = [
         f"{engine.get('device_name') or engine.get('device', '?')} ({engine.get('backend', '?')})"
-        for engine in server.get("engines", [])
+        for engine in (listed if isinstance(listed, list) else ())
+        if isinstance(engine, dict)
     ]
     word = "ready" if state["ready"] else "not ready yet"
     if not server:

@@ -89,6 +89,14 @@ def test_metrics_that_are_not_to_be_had_are_left_out(refusal: int) -> None:
     assert "http://tilewire.test/metrics" in line
 
 
+def test_a_page_in_the_place_of_metrics_is_none() -> None:
+    server = FormatServer()
+    page = httpx.Response(200, html="<html><body>Sign in</body></html>")
+    status, text = report(lambda request: page if request.url.path == "/metrics" else server(request))
+    assert status == 0
+    assert "no table of metrics: http://tilewire.test/metrics" in text
+
+
 def off_by_a_little(request: httpx.Request, out: Any) -> Any:
     if request.headers["content-type"] == "application/x-npz" and request.url.path == "/v1/softmax":
         out[3, 4] *= 1.001

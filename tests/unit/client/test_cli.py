@@ -370,6 +370,22 @@ def test_health(run: Run, server: SpeakingServer, url: str) -> None:
     assert json.loads(nobody.stdout) == {"url": "http://127.0.0.1:9", "live": False, "ready": False, "reason": refused}
 
 
+@pytest.mark.parametrize("engines", [None, 3, {"0": {"device": "cpu"}}, ["cpu"]], ids=str)
+def test_health_of_a_server_that_lists_its_engines_otherwise(run: Run, server: SpeakingServer, engines: Any) -> None:
+    about = {"name": "tilewire", "version": "9", "engines": engines}
+    server.refusals = [httpx.Response(200, json=one) for one in ({"live": True}, {"ready": True}, about)]
+    done = run("health")
+    assert done.exit_code == 0, done.output
+    assert done.output.endswith(": ready, tilewire 9 on ?\n")
+
+
+def test_top_of_metrics_that_are_none(run: Run, server: SpeakingServer) -> None:
+    server.refusals = [httpx.Response(200, text="tilewire_queue_depth many\n")]
+    done = run("top", "-n", 1, "-i", 0.1)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("tilewire: expected metrics in Prometheus' text, got status 200 and text/plain; ")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
