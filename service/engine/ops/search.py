@@ -14,10 +14,10 @@ from tilewire.service.engine.ops.op import Compute, EngineOp, KernelCall, Operan
 from tilewire.service.engine.ops.ranking import best
 from tilewire.service.ops.search import SearchOptions
 
-# Items beyond the k best that are scored again on the CPU: so many, and a quarter of k.
-SPARE_CANDIDATES = 8
-# With fewer items for each candidate, float32 chooses none: scoring them again would take as long as it saves.
-MIN_ITEMS_PER_CANDIDATE = 256
+# Items beyond the k best that are scored again on the CPU: so many, and a quarter of k. Scores of 16 bits need more.
+SPARE_CANDIDATES, SPARE_HALF_CANDIDATES = 8, 32
+# With fewer items for each candidate, float32 and 16 bits choose none: scoring them again would take as long as it saves.
+MIN_ITEMS_PER_CANDIDATE, MIN_ITEMS_PER_HALF_CANDIDATE = 256, 512
 # Most elements of items that are gathered at once for that: 4 MiB in float32.
 MAX_GATHERED = 2**20
 # Most bytes of items, as they are multiplied, and of what comes of them that are held at once: a core's cache has room for it.
@@ -69,8 +69,8 @@ class EngineSearch(EngineOp[SearchOptions]):
             largest = self._norms_of(inputs, "largest", lambda: _largest_norm(b))
             return _distance(b, _Squares(centre, squares, largest), bias)
         if options.metric == "cosine":
-            return _cosine(b, self._norms_of(inputs, "cosine", lambda: _inverse_norms(b)))
-        return _dot(b, self._norms_of(inputs, "largest", lambda: _largest_norm(b)))
+            return _cosine(b, self._norms_of(inputs, "cosine", lambda: _inverse_norms(b)), bias is not None)
+        return _dot(b, self._norms_of(inputs, "largest", lambda: _largest_norm(b)), bias is not None)
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         kernels, inputs, options, (values, indices), batch_invariant = call
@@ -149,7 +149,8 @@ class _Way(NamedTuple):
         scoring: Makes the score of (M, K) queries. How a product is rounded depends on where its item lies. In float64 equal
             items have equal float32 scores all the same.
         itemsize: Bytes of an element of an item once it is converted; 0 where none is.
-        is_coarse: Whether its scores are float32 sums.
+        items_each: Fewest items for each candidate.
+        spare: Candidates beyond the k best and a quarter of k.
         check: Where the best by these scores are candidates, which are scored again: says for which queries they are enough.
             None where these scores are results.
     """
@@ -157,7 +158,8 @@ class _Way(NamedTuple):
     scoring: Callable[[torch.Tensor], _Score]
     itemsize: int
     check: _Check | None = None
-    is_coarse: bool = False
+    items_each: int = 0
+    spare: int = SPARE_CANDIDATES
 
 
 class _Metric(NamedTuple):
@@ -200,12 +202,12 @@ class _Search(NamedTuple):
         """
         values, indices = torch.empty((len(a), self.k)), torch.empty((len(a), self.k), dtype=torch.int64)
         left = torch.arange(len(a))
-        count = min(self.k + self.k // 4 + SPARE_CANDIDATES, len(self.b))
         for way in self.metric.ways:
+            count = min(self.k + self.k // 4 + way.spare, len(self.b))
             if way.check is None:
                 values[left], indices[left] = self._ranked(a[left], way, self.k)
                 break
-            if way.is_coarse and len(self.b) < MIN_ITEMS_PER_CANDIDATE * count:
+            if len(self.b) < way.items_each * count:
                 continue
             queries = a[left]
             scores, candidates = self._ranked(queries, way, count)
@@ -299,11 +301,13 @@ def _centre(items: torch.Tensor) -> torch.Tensor:
 
 
 def _products(dtype: torch.dtype) -> Callable[[torch.Tensor], _Score]:
-    """Makes scores by products that are added up in `dtype`, or exactly, as float64, where it is int8."""
+    """Makes scores by products that are added up in `dtype`, in float32 where it has 16 bits; exactly, as float64, of int8."""
 
     def scoring(a: torch.Tensor) -> _Score:
         if dtype == torch.int8:
             return lambda items, _at: narrow.multiply_int8(a, items.mT).double()
+        if dtype in narrow.HALF_FLAGS:
+            return lambda items, _at: torch.matmul(a, items.mT).float()
         queries, converted = a.to(dtype), _Converted(dtype)
         return lambda items, _at: torch.matmul(queries, converted(items).mT)
 
@@ -311,17 +315,23 @@ def _products(dtype: torch.dtype) -> Callable[[torch.Tensor], _Score]:
 
 
 def _product_ways(
-    b: torch.Tensor, scoring_in: Callable[[torch.dtype], Callable[[torch.Tensor], _Score]], check: _Check
+    b: torch.Tensor,
+    scoring_in: Callable[[torch.dtype], Callable[[torch.Tensor], _Score]],
+    check_in: Callable[[torch.dtype], _Check],
 ) -> tuple[_Way, ...]:
-    """The ways of scores that are made of products: in float32, with `check`, then in float64; of int8 exactly."""
+    """The ways of scores that are made of products: in 16 bits and float32, with checks, then in float64; of int8 exactly."""
     if b.dtype == torch.int8:
         return (_Way(scoring_in(torch.int8), 0 if narrow.has_int8_dot(b) else 8),)
-    return (_coarse_way(b, scoring_in(torch.float32), check), _Way(scoring_in(torch.float64), 8))
+    ways = (_coarse_way(b, scoring_in(torch.float32), check_in(torch.float32)), _Way(scoring_in(torch.float64), 8))
+    if not narrow.adds_in_float32(b.dtype):
+        return ways
+    half = _Way(scoring_in(b.dtype), 0, check_in(b.dtype), MIN_ITEMS_PER_HALF_CANDIDATE, SPARE_HALF_CANDIDATES)
+    return (half, *ways)
 
 
 def _coarse_way(b: torch.Tensor, scoring: Callable[[torch.Tensor], _Score], check: _Check) -> _Way:
     """The way of items `b` by float32 sums."""
-    return _Way(scoring, 0 if b.dtype == torch.float32 else 4, check, is_coarse=True)
+    return _Way(scoring, 0 if b.dtype == torch.float32 else 4, check, MIN_ITEMS_PER_CANDIDATE)
 
 
 def _gathered_products(a: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -329,22 +339,27 @@ def _gathered_products(a: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     return torch.bmm(items.double(), a.double().unsqueeze(-1)).squeeze(-1)
 
 
-def _dot(b: torch.Tensor, largest: torch.Tensor) -> _Metric:
+def _dot(b: torch.Tensor, largest: torch.Tensor, has_bias: bool) -> _Metric:
     """Scores by products; `largest` is the largest norm of the items."""
 
-    def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
-        size = _squares(a).sqrt() * largest
-        return _is_beyond(worst, bounds, a.shape[1], size, 1.0) & (size < _MAX_FLOAT32)
+    def check_in(dtype: torch.dtype) -> _Check:
+        def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
+            norms = _squares(a).sqrt()
+            size = norms * largest
+            error = _error_of_sums(dtype, a.shape[1], size, 1 + norms + largest, size if has_bias else bounds.abs())
+            return _is_beyond(worst, bounds, error) & (size < _MAX_FLOAT32)
 
-    ways = _product_ways(b, _products, check)
+        return check
+
+    ways = _product_ways(b, _products, check_in)
     return _Metric(ways, lambda a, items, _indices: _gathered_products(a, items))
 
 
-def _cosine(b: torch.Tensor, norms: torch.Tensor) -> _Metric:
+def _cosine(b: torch.Tensor, norms: torch.Tensor, has_bias: bool) -> _Metric:
     """Scores by cosine; `norms` are those of the items, inverse, in float64."""
 
     def scoring_in(dtype: torch.dtype) -> Callable[[torch.Tensor], _Score]:
-        factors = norms.float() if dtype == torch.float32 else norms
+        factors = norms if dtype in (torch.int8, torch.float64) else norms.float()
 
         def scoring(a: torch.Tensor) -> _Score:
             product, own = _products(dtype)(a), _inverse_norms(a).unsqueeze(-1).to(factors.dtype)
@@ -353,35 +368,55 @@ def _cosine(b: torch.Tensor, norms: torch.Tensor) -> _Metric:
 
         return scoring
 
-    def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
-        own, inverse = _inverse_norms(a), norms.max()
-        largest = 1 / norms.where(norms != 0, torch.inf).min()
-        is_able = (largest < own * _MAX_FLOAT32) & (own < _MAX_FLOAT32) & (inverse < _MAX_FLOAT32)
-        return _is_beyond(worst, bounds, a.shape[1], 1.0, (1 + own) * (1 + inverse)) & is_able
+    def check_in(dtype: torch.dtype) -> _Check:
+        def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
+            own, inverse = _inverse_norms(a), norms.max()
+            largest = 1 / norms.where(norms != 0, torch.inf).min()
+            is_able = (largest < own * _MAX_FLOAT32) & (own < _MAX_FLOAT32) & (inverse < _MAX_FLOAT32)
+            shown = torch.ones_like(bounds) if has_bias else bounds.abs()
+            error = _error_of_sums(dtype, a.shape[1], torch.ones_like(bounds), (1 + own) * (1 + inverse), shown)
+            return _is_beyond(worst, bounds, error) & is_able
+
+        return check
 
     def results(a: torch.Tensor, items: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         return _gathered_products(a, items).mul_(_inverse_norms(a).unsqueeze(-1)).mul_(norms[indices])
 
-    return _Metric(_product_ways(b, scoring_in, check), results)
+    return _Metric(_product_ways(b, scoring_in, check_in), results)
 
 
-def _is_beyond(
-    worst: torch.Tensor, bounds: torch.Tensor, width: int, size: torch.Tensor | float, inverse: torch.Tensor | float
+def _error_of_sums(
+    dtype: torch.dtype, width: int, size: torch.Tensor, inverse: torch.Tensor, shown: torch.Tensor
 ) -> torch.Tensor:
-    """Returns, as (M,) booleans, for which queries the worst result is better than any item that is no candidate.
+    """By how much (M,) scores by products may be off: a bound.
 
     A float32 sum of products is off by a rounding of the sum of their magnitudes for each of them, and by the smallest number
-    of float32 where it has none for one. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1.
+    of float32 where it has none for one. Source: Higham, Accuracy and Stability of Numerical Algorithms, 3.1. Where `dtype` has
+    16 bits, sums are rounded to it, and so are numbers below the smallest.
+
+    Args:
+        dtype: What products are rounded to.
+        width: Number of products, K.
+        size: (M,) products of the norms of query and item at the most, as scores have them.
+        inverse: (M,) numbers that the smallest number of float32 is multiplied by in a score.
+        shown: (M,) magnitudes that sums are rounded at.
+    """
+    error = (width + 16) * (2.0**-24 * size + 2.0**-126 * inverse)
+    if dtype == torch.float32:
+        return error
+    kind = torch.finfo(dtype)
+    return error + kind.eps * (shown + kind.tiny * inverse)
+
+
+def _is_beyond(worst: torch.Tensor, bounds: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """Returns, as (M,) booleans, for which queries the worst result is better than any item that is no candidate.
 
     Args:
         worst: (M,) worst results.
-        bounds: (M,) scores of the last candidates, made in float32.
-        width: Number of products, K.
-        size: (M,) products of the norms of query and item at the most, as scores have them.
-        inverse: What the smallest number of float32 is multiplied by in a score.
+        bounds: (M,) scores of the last candidates.
+        error: (M,) bounds of their error, before they are float32.
     """
-    error = (width + 16) * (2.0**-24 * size + 2.0**-126 * inverse) + 2.0**-22 * bounds.abs()
-    return worst > bounds + error
+    return worst > bounds + error + 2.0**-22 * bounds.abs()
 
 
 def _distance(b: torch.Tensor, squares: _Squares, bias: torch.Tensor | None) -> _Metric:

@@ -357,14 +357,48 @@ def test_the_best_of_many_are_those_of_float64(
     bench: OpBench, change: Callable[[torch.Tensor], torch.Tensor], metric: str, has_bias: bool
 ) -> None:
     """Float32 chooses candidates among so many, where it can."""
+    check_best_of(bench, change, metric, torch.float32, 4000, has_bias=has_bias)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("metric", ["dot", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.clone,
+        near,
+        lambda items: items * 1e-2 + torch.linspace(1, 2, items.shape[1]),
+        beside_a_long_one,
+        with_an_infinity,
+        lambda items: items * 1e-6,
+        lambda items: items[:40].repeat(450, 1),
+    ],
+)
+def test_the_best_of_very_many_of_16_bits_are_those_of_float64(
+    bench: OpBench, change: Callable[[torch.Tensor], torch.Tensor], metric: str, dtype: torch.dtype, has_bias: bool
+) -> None:
+    """Products of 16 bits choose candidates among so many, where they can."""
+    check_best_of(bench, change, metric, dtype, 18_000, has_bias=has_bias)
+
+
+def check_best_of(
+    bench: OpBench,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    metric: str,
+    dtype: torch.dtype,
+    count: int,
+    *,
+    has_bias: bool,
+) -> None:
     generator = torch.Generator().manual_seed(8)
-    items = torch.randn((4000, 12), generator=generator)
-    b = change(items)
-    a = change(items * (1 + 1e-3 * torch.randn(items.shape, generator=generator)))[:40]
+    items = torch.randn((count, 12), generator=generator)
+    b = change(items).to(dtype)
+    a = change(items * (1 + 1e-3 * torch.randn(items.shape, generator=generator)))[:40].to(dtype)
     scores = torch.from_numpy(scores_of(a, b, metric)).float().numpy()
     given = {"a": a, "b": b}
     if has_bias:
-        given["bias"] = torch.randn(4000, generator=generator)
+        given["bias"] = torch.randn(count, generator=generator)
         scores = scores + given["bias"].numpy()
     order = np.argsort(scores if metric == "l2" else -scores, axis=-1, kind="stable")[:, :2]
     values, indices = bench.run("search", given, k=2, metric=metric)
