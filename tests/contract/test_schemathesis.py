@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support.live_server import LiveServer
+from tests.conftest import SMALL, StartServer
 
 schemathesis = pytest.importorskip("schemathesis")
 checks = pytest.importorskip("schemathesis.checks")
@@ -32,7 +32,9 @@ def as_it_is(_context: Any, value: Any) -> bytes:
 
 
 @pytest.mark.timeout(900)
-def test_what_the_document_describes_is_what_the_server_does(server: LiveServer) -> None:
+def test_what_the_document_describes_is_what_the_server_does(start_server: StartServer) -> None:
+    # Programs and tensors that it makes stay there.
+    server = start_server(*SMALL)
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     checks.load_all_checks()
     wanted = [checks.CHECKS.get_one(name) for name in CHECKS]

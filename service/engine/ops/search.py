@@ -18,7 +18,7 @@ from tilewire.service.ops.search import SearchOptions
 SPARE_CANDIDATES, SPARE_HALF_CANDIDATES = 8, 32
 # With fewer items for each candidate, float32 and 16 bits choose none: scoring them again would take as long as it saves.
 MIN_ITEMS_PER_CANDIDATE, MIN_ITEMS_PER_HALF_CANDIDATE = 256, 512
-# Most elements of items that are gathered at once for that: 4 MiB in float32.
+# Most elements of items that are gathered at once to be scored again: 4 MiB in float32.
 MAX_GATHERED = 2**20
 # Most bytes of items, as they are multiplied, and of what comes of them that are held at once: a core's cache has room for it.
 MAX_BLOCK_BYTES = 2**21
