@@ -115,6 +115,7 @@ def test_tiny_numbers_of_bfloat16_count(rows: int, sizes: tuple[float, float]) -
     check_halves(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instructions", ["AVX512_CORE", "AVX2"])
 def test_products_of_16_bits_where_the_library_does_without_their_instructions(instructions: str) -> None:
     code = (

@@ -360,6 +360,7 @@ def test_the_best_of_many_are_those_of_float64(
     check_best_of(bench, change, metric, torch.float32, 4000, has_bias=has_bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("metric", ["dot", "cosine"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
