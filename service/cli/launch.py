@@ -40,10 +40,9 @@ def running_server(*flags: str, env: Mapping[str, str] | None = None) -> Iterato
     Raises:
         LaunchError: It did not become ready.
     """
-    command = [sys.executable, "-P", "-m", "tilewire", "serve", "--port", "0", *flags]
+    command = ending_with_us([sys.executable, "-P", "-m", "tilewire", "serve", "--port", "0", *flags])
     variables = {**os.environ, **(env or {})}
-    process_words = ending_with_us(command)
-    with subprocess.Popen(process_words, stdout=subprocess.PIPE, text=True, env=variables) as process:  # noqa: S603  (ours)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:  # noqa: S603  (ours)
         assert process.stdout is not None, "This is a bug."
         try:
             for line in process.stdout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -63,14 +64,15 @@ class EngineSearch(EngineOp[SearchOptions]):
     def _metric_of(self, inputs: Operands, options: SearchOptions) -> _Metric:
         """Returns how items are scored on the CPU; it has their norms."""
         b, bias = inputs["b"], inputs.get("bias")
+        # Only candidates need it: few items have none.
+        largest = functools.cache(lambda: self._norms_of(inputs, "largest", lambda: _largest_norm(b)))
         if options.metric == "l2":
             centre = self._norms_of(inputs, "centre", lambda: _centre(b))
             squares = self._norms_of(inputs, "squares", lambda: _squares(b, centre))
-            largest = self._norms_of(inputs, "largest", lambda: _largest_norm(b))
-            return _distance(b, _Squares(centre, squares, largest), bias)
+            return _distance(b, _ItemNorms(centre, squares, largest), bias)
         if options.metric == "cosine":
             return _cosine(b, self._norms_of(inputs, "cosine", lambda: _inverse_norms(b)), bias is not None)
-        return _dot(b, self._norms_of(inputs, "largest", lambda: _largest_norm(b)), bias is not None)
+        return _dot(b, largest, bias is not None)
 
     def prepare(self, call: KernelCall[SearchOptions]) -> Compute:
         kernels, inputs, options, (values, indices), batch_invariant = call
@@ -149,10 +151,10 @@ class _Way(NamedTuple):
         scoring: Makes the score of (M, K) queries. How a product is rounded depends on where its item lies. In float64 equal
             items have equal float32 scores all the same.
         itemsize: Bytes of an element of an item once it is converted; 0 where none is.
-        items_each: Fewest items for each candidate.
-        spare: Candidates beyond the k best and a quarter of k.
         check: Where the best by these scores are candidates, which are scored again: says for which queries they are enough.
             None where these scores are results.
+        items_each: Fewest items for each candidate.
+        spare: Candidates beyond the k best and a quarter of k.
     """
 
     scoring: Callable[[torch.Tensor], _Score]
@@ -260,18 +262,18 @@ def _squares(rows: torch.Tensor, centre: torch.Tensor | float = 0.0) -> torch.Te
     return torch.cat([converted(block).sub_(centre).square_().sum(-1) for block in blocks]).view(rows.shape[:-1])
 
 
-class _Squares(NamedTuple):
-    """Squared norms of items.
+class _ItemNorms(NamedTuple):
+    """Norms of items, for distances.
 
     Attributes:
         centre: (K,) float64 point that items are counted from; 0 for int8.
-        of_items: (N,) squared distances of the items from it, in float64.
-        largest: The largest norm of an item, from 0.
+        squares: (N,) squared distances of the items from it, in float64.
+        largest: Returns the largest norm of an item, counted from 0.
     """
 
     centre: torch.Tensor
-    of_items: torch.Tensor
-    largest: torch.Tensor
+    squares: torch.Tensor
+    largest: Callable[[], torch.Tensor]
 
 
 def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
@@ -280,12 +282,7 @@ def _inverse_norms(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _largest_norm(rows: torch.Tensor) -> torch.Tensor:
-    """The largest norm of the rows, in float64, rounded up; not finite where one is not, or float32 has no number for it.
-
-    0 for integers, whose scores are exact.
-    """
-    if not rows.is_floating_point():
-        return torch.zeros((), dtype=torch.float64)
+    """The largest norm of the rows, in float64, rounded up; not finite where one is not, or float32 has no number for it."""
     converted = _Converted(torch.float32)
     norms = [torch.linalg.vector_norm(converted(block), dim=-1) for block in _blocks(rows, itemsize=4)]
     return torch.cat(norms).max().double() * (1 + 2.0**-10)
@@ -339,14 +336,14 @@ def _gathered_products(a: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     return torch.bmm(items.double(), a.double().unsqueeze(-1)).squeeze(-1)
 
 
-def _dot(b: torch.Tensor, largest: torch.Tensor, has_bias: bool) -> _Metric:
-    """Scores by products; `largest` is the largest norm of the items."""
+def _dot(b: torch.Tensor, largest: Callable[[], torch.Tensor], has_bias: bool) -> _Metric:
+    """Scores by products; `largest` returns the largest norm of the items."""
 
     def check_in(dtype: torch.dtype) -> _Check:
         def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
-            norms = _squares(a).sqrt()
-            size = norms * largest
-            error = _error_of_sums(dtype, a.shape[1], size, 1 + norms + largest, size if has_bias else bounds.abs())
+            own = _squares(a).sqrt()
+            size = own * largest()
+            error = _error_of_sums(dtype, a.shape[1], size, 1 + own + largest(), size if has_bias else bounds.abs())
             return _is_beyond(worst, bounds, error) & (size < _MAX_FLOAT32)
 
         return check
@@ -419,7 +416,7 @@ def _is_beyond(worst: torch.Tensor, bounds: torch.Tensor, error: torch.Tensor) -
     return worst > bounds + error + 2.0**-22 * bounds.abs()
 
 
-def _distance(b: torch.Tensor, squares: _Squares, bias: torch.Tensor | None) -> _Metric:
+def _distance(b: torch.Tensor, norms: _ItemNorms, bias: torch.Tensor | None) -> _Metric:
     """Scores by squared distance, made of norms and products.
 
     Norms and products agree in many digits where points are far from 0 beside their distances, and those digits are lost:
@@ -428,27 +425,27 @@ def _distance(b: torch.Tensor, squares: _Squares, bias: torch.Tensor | None) -> 
 
     Args:
         b: (N, K) items.
-        squares: Squared norms of the items.
+        norms: Norms of the items.
         bias: (N,) added to the distances, or None.
     """
     if b.dtype == torch.int8:
 
         def exactly(a: torch.Tensor) -> _Score:
             own, product = _squares(a).unsqueeze(-1), _products(torch.int8)(a)
-            return lambda items, at: (own + squares.of_items[at]).sub_(product(items, at), alpha=2)
+            return lambda items, at: (own + norms.squares[at]).sub_(product(items, at), alpha=2)
 
         return _Metric((_Way(exactly, 0 if narrow.has_int8_dot(b) else 8),), _gathered_distances, largest=False)
     below = 0.0 if bias is None else float(bias.double().neg().nan_to_num(0.0, 0.0, 0.0).clamp(min=0).max())
 
     def check(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
-        return _is_apart(a, bounds, worst, squares, below)
+        return _is_apart(a, bounds, worst, norms, below)
 
     def check_coarse(a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor) -> torch.Tensor:
-        return _is_apart_in_float32(a, bounds, worst, squares, below)
+        return _is_apart_in_float32(a, bounds, worst, norms, below)
 
     ways = (
-        _coarse_way(b, lambda a: _made_in_float32(a, squares), check_coarse),
-        _Way(lambda a: _made_of_norms(a, squares), 8, check),
+        _coarse_way(b, lambda a: _made_in_float32(a, norms), check_coarse),
+        _Way(lambda a: _made_of_norms(a, norms), 8, check),
         _Way(_differences, 8),
     )
     return _Metric(ways, _gathered_distances, largest=False)
@@ -467,28 +464,28 @@ def _differences(a: torch.Tensor) -> _Score:
     return lambda items, _at: torch.stack([(items.float() - query).square_().sum(-1) for query in a.float()])
 
 
-def _made_in_float32(a: torch.Tensor, squares: _Squares) -> _Score:
+def _made_in_float32(a: torch.Tensor, norms: _ItemNorms) -> _Score:
     """As `_made_of_norms`, but by float32 products with the items as they are: converting them takes as long as multiplying."""
-    queries = a.double() - squares.centre
-    own = queries.square().sum(-1, keepdim=True) + 2 * torch.mv(queries, squares.centre).unsqueeze(-1)
-    own, of_items, queries = own.float(), squares.of_items.float(), queries.float()
+    queries = a.double() - norms.centre
+    own = queries.square().sum(-1, keepdim=True) + 2 * torch.mv(queries, norms.centre).unsqueeze(-1)
+    own, of_items, queries = own.float(), norms.squares.float(), queries.float()
     converted = _Converted(torch.float32)
     return lambda items, at: torch.addmm(own + of_items[at], queries, converted(items).mT, alpha=-2)
 
 
 def _is_apart_in_float32(
-    a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, squares: _Squares, below: float
+    a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, norms: _ItemNorms, below: float
 ) -> torch.Tensor:
     """As `_is_apart`, for scores of `_made_in_float32`: their products are as large as the norms of the items themselves."""
-    norms = (a.double() - squares.centre).square().sum(-1)
-    size = norms + squares.centre.square().sum() + squares.largest.square() + bounds.abs() + below
+    own = (a.double() - norms.centre).square().sum(-1)
+    size = own + norms.centre.square().sum() + norms.largest().square() + bounds.abs() + below
     error = (a.shape[1] + 16) * (2.0**-22 * size + 2.0**-126)
     return (worst + error < bounds - error) & (size < _MAX_FLOAT32)
 
 
-def _made_of_norms(a: torch.Tensor, squares: _Squares) -> _Score:
+def _made_of_norms(a: torch.Tensor, norms: _ItemNorms) -> _Score:
     """Makes the score of (M, K) queries by squared distance, in float64."""
-    centre, of_items = squares.centre, squares.of_items
+    centre, of_items = norms.centre, norms.squares
     queries = a.double() - centre
     own = queries.square().sum(-1, keepdim=True)
     has_infinite = bool(own.isinf().any() or of_items.isinf().any())
@@ -507,7 +504,7 @@ def _made_of_norms(a: torch.Tensor, squares: _Squares) -> _Score:
 
 
 def _is_apart(
-    a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, squares: _Squares, below: float
+    a: torch.Tensor, bounds: torch.Tensor, worst: torch.Tensor, norms: _ItemNorms, below: float
 ) -> torch.Tensor:
     """Returns, as (M,) booleans, for which queries no item that is no candidate may be among the nearest.
 
@@ -519,13 +516,13 @@ def _is_apart(
         a: (M, K) queries.
         bounds: (M,) scores of the last candidates, made of norms and products.
         worst: (M,) scores of the last results, made of differences.
-        squares: Squared norms of the items.
+        norms: Norms of the items.
         below: How far a bias is below 0, at the most.
     """
     # Past the range of float32 an error is infinite, too.
     limit = torch.finfo(torch.float32).max
     bounds = bounds.clamp(-limit, limit)
-    size, norms = bounds.abs() + below, (a.double() - squares.centre).square().sum(-1)
-    error = (a.shape[1] + 8) * 2.0**-51 * (2 * norms + size)
+    size, own = bounds.abs() + below, (a.double() - norms.centre).square().sum(-1)
+    error = (a.shape[1] + 8) * 2.0**-51 * (2 * own + size)
     is_apart = worst + 2.0**-22 * size + error < bounds - error
-    return is_apart | (error <= 2.0**-26 * size) | ~norms.isfinite()
+    return is_apart | (error <= 2.0**-26 * size) | ~own.isfinite()
