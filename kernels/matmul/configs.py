@@ -35,6 +35,10 @@ CONSUMER_ROWS, CONSUMER_WARPS = 64, 4
 _BARRIER_BYTES, _KEPT_BYTES = 2048, 1024
 # Most programs of it on a multiprocessor, by consumers of a program: with more, a thread has too few registers.
 _MOST_PROGRAMS = {1: 3, 2: 2, 3: 1}
+# What programs of a cluster of it may share; see `Config.shares`.
+SHARES = ("a", "b", "a4")
+# Bytes of K that one line of a box in shared memory has.
+_LINE_OF_BOX = 128
 # Rows of the right operand that one box takes, unless a larger power of two.
 _LARGEST_BOX = 128
 # How the steps of scales are passed to the kernels; see `kernels.matmul.epilogue`.
@@ -167,7 +171,8 @@ class Config:
         halves: parts in which a tile is stored (`tma`, `wgmma`): 1 or 2.
         waves_per_eu: occupancy hint on AMD.
         is_copied: operands that the kernel cannot read, or reads slowly, are first copied into rows that it reads fast.
-        shares: operand, `a` or `b`, of which pairs of programs load half each, for both (`wgmma`); empty for none.
+        shares: operand, `a` or `b`, whose boxes programs of a cluster load in turns, for all (`wgmma`), and how many programs
+            where they are not two: `a`, `a4`; empty for none.
         lanes: neighbouring threads that share sums (`element`).
     """
 
@@ -187,17 +192,23 @@ class Config:
     shares: str = ""
     lanes: int = 1
 
+    @property
+    def sharers(self) -> int:
+        """Programs that share an operand; 1 for none."""
+        return int(self.shares[1:] or 2) if self.shares else 1
+
+    def sharers_of(self, operand: str) -> int:
+        """Programs that share `operand`, which is `a` or `b`; 1 for none."""
+        return self.sharers if self.shares.startswith(operand) else 1
+
     def tiles(self, problem: Problem) -> int:
-        """Output tiles of all batch entries. Pairs of programs have one each, so the last of a side may be there twice."""
+        """Output tiles of all batch entries. Programs that share have one each, so the last may be there more than once."""
         if self.kernel == "element":
             squares = cdiv(problem.m, self.block_m) * cdiv(problem.n, self.block_m) * problem.batch
             return cdiv(squares, self.block_n)
-        rows, columns = cdiv(problem.m, self.block_m), cdiv(problem.n, self.block_n)
-        if self.shares == "b":
-            rows += rows % 2
-        elif self.shares == "a":
-            columns += columns % 2
-        return rows * columns * problem.batch
+        groups = cdiv(cdiv(problem.m, self.block_m), self.sharers_of("b"))
+        groups *= cdiv(cdiv(problem.n, self.block_n), self.sharers_of("a"))
+        return groups * self.sharers * problem.batch
 
 
 # Not a kernel of ours: PyTorch's product, which the device's vendor library computes. Chosen only where a race has learned it.
@@ -228,6 +239,15 @@ def is_narrow(config: Config) -> bool:
     return config.kernel == "wgmma" and any(place_of(rows) != rows for rows in boxes_of(right_of(config)))
 
 
+def pitch_of(config: Config, item_bytes: int) -> int:
+    """Rows from one step's first box of the right operand to the next one's in shared memory (kernel for Hopper).
+
+    A box whose rows are one line each keeps only these.
+    """
+    main, _ = boxes_of(right_of(config))
+    return main if config.block_k * item_bytes == _LINE_OF_BOX else place_of(main)
+
+
 def programs_on(config: Config, item_bytes: int, out_bytes: int, shared_bytes: int) -> int:
     """Programs of the kernel for Hopper that share a multiprocessor: as many as its shared memory has room for, up to three.
 
@@ -239,7 +259,8 @@ def programs_on(config: Config, item_bytes: int, out_bytes: int, shared_bytes: i
     """
     main, tail = map(place_of, boxes_of(right_of(config)))
     rows = CONSUMER_ROWS * config.num_warps // CONSUMER_WARPS
-    loaded = config.num_stages * (rows + main + tail) * config.block_k * item_bytes
+    pitch = pitch_of(config, item_bytes)
+    loaded = (config.num_stages * (rows + pitch + tail) + main - pitch) * config.block_k * item_bytes
     # A tail may be stored from a place of its own.
     needed = _BARRIER_BYTES + loaded + rows * (main // config.halves + tail) * out_bytes
     most = _MOST_PROGRAMS[config.num_warps // CONSUMER_WARPS]
@@ -264,9 +285,11 @@ def stages_beside(config: Config, item_bytes: int, out_bytes: int, splits: int, 
         shared_bytes: What a program may have if it is alone.
     """
     rows, columns = CONSUMER_ROWS * config.num_warps // CONSUMER_WARPS, place_of(right_of(config))
+    pitch = pitch_of(config, item_bytes)
     kept = rows * columns * (4 * (splits - 1) + out_bytes // config.halves)
+    kept += (columns - pitch) * config.block_k * item_bytes
     room = _part_of(shared_bytes, programs_on(config, item_bytes, out_bytes, shared_bytes)) - _BARRIER_BYTES - kept
-    return min(config.num_stages, room // ((rows + columns) * config.block_k * item_bytes))
+    return min(config.num_stages, room // ((rows + pitch) * config.block_k * item_bytes))
 
 
 def has_vendor(problem: Problem, *, is_plain: bool) -> bool:

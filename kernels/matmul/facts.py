@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tilewire.kernels.matmul.configs import Config, Problem, as_read, cdiv
+from tilewire.kernels.matmul.configs import SHARES, Config, Problem, as_read, cdiv
 from tilewire.kernels.runtime.targets import Target
 
 _KERNELS = ("tma", "wgmma", "pointer", "fma", "vector", "element")
@@ -54,7 +54,7 @@ class Facts(NamedTuple):
         num_stages: Steps of operands in flight.
         num_warps: Warps.
         is_swapped: Whether tiles are computed transposed.
-        shares: 1 where pairs of programs share `a`, 2 for `b`.
+        shares: 1 where two programs share `a`, 2 for `b`, 3 where four share `a`.
         is_copied: Whether operands are copied first.
         split_k: Programs that share a tile.
         occupancy: Programs on a multiprocessor at a time.
@@ -123,7 +123,7 @@ def facts_of(problem: Problem, config: Config, occupancy: int, target: Target, *
         num_stages=config.num_stages,
         num_warps=config.num_warps,
         is_swapped=config.is_swapped,
-        shares=("", "a", "b").index(config.shares),
+        shares=("", *SHARES).index(config.shares),
         is_copied=config.is_copied,
         split_k=config.split_k,
         occupancy=occupancy,

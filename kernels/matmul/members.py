@@ -14,7 +14,6 @@ from typing import Any
 
 from tilewire.kernels.matmul.configs import (
     BOX_KERNELS,
-    CONSUMER_ROWS,
     LIMB_KERNELS,
     LIMBS_OF_K,
     OUT_DTYPES,
@@ -27,7 +26,6 @@ from tilewire.kernels.matmul.configs import (
     copied_operands,
     is_narrow,
     is_read_in_pieces,
-    place_of,
     precisions_of,
     programs_on,
     resolve_precision,
@@ -54,14 +52,14 @@ MAX_ELEMENT_K = 1024
 SCALAR = " scalar"
 # How many programs may share a tile.
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-# For the kernel for Hopper, where they are a cluster: how many, and the share of all places for programs that such clusters
-# find at once. A cluster lies within a group of multiprocessors, and those that are over stay idle: 39 clusters of three had
-# room on 132 multiprocessors. One more takes as long as all before.
-CLUSTERS = {2: 1.0, 3: 0.88}
+# For the kernel for Hopper, where they are a cluster: how many.
+CLUSTERS = (2, 3)
+# Of all places for programs, those that clusters of more than two find at once. A cluster lies within a group of
+# multiprocessors, and those that are over stay idle: 39 clusters of three and 30 of four had room on 132 multiprocessors. One
+# more takes as long as all before.
+_CLUSTERED = 0.88
 # Most sums of a tile that programs of a cluster share, and fewest steps of operands that must fit beside those.
-MAX_CLUSTER_SUMS, _MIN_STAGES = 96 * 64, 4
-# Bytes of a row of a box that lie in one column of shared memory.
-_COLUMN_BYTES = 128
+MAX_CLUSTER_SUMS, _MIN_STAGES = 128 * 64, 4
 # Scratch memory is kept, so larger operands are read where they are.
 MAX_COPIED_BYTES = 2 << 30
 # More programs than this many times the multiprocessors gain nothing from another split of K.
@@ -286,27 +284,12 @@ def has_wgmma(problem: Problem, target: Target) -> bool:
 def fits_boxes(problem: Problem, config: Config) -> bool:
     """Whether boxes of the kernel for Hopper can have as many rows as a tile of `config` needs.
 
-    Any number of rows can be left out of a box, of the right operand and of the output, but not columns of its rows. Halves
-    of a box that pairs of programs load must follow one another in shared memory.
+    Any number of rows can be left out of a box, of the right operand and of the output, but not columns of its rows.
+    Programs of a cluster share no operand of a batch.
     """
-    if config.shares and not _has_halves(problem, config):
+    if config.shares and problem.batch > 1:
         return False
     return not is_narrow(config) or (config.is_swapped and problem.a_major == "k")
-
-
-def _has_halves(problem: Problem, config: Config) -> bool:
-    """Whether pairs of programs can load half a box each of the operand that they share.
-
-    A box with rows of more than 128 bytes is in several columns of shared memory, and its halves do not follow one another.
-    """
-    rows, major = (config.block_m, problem.a_major) if config.shares == "a" else (config.block_n, problem.b_major)
-    if (config.shares == "b") == config.is_swapped:
-        # The left operand has a box for each consumer.
-        rows = CONSUMER_ROWS
-    elif place_of(rows) != rows or rows > 2 * CONSUMER_ROWS:
-        return False
-    length = config.block_k if major == "k" else rows
-    return problem.batch == 1 and length * ITEM_BYTES[problem.dtype] <= _COLUMN_BYTES
 
 
 def has_fma(problem: Problem, target: Target) -> bool:
@@ -465,6 +448,27 @@ def launched_on(problem: Problem, config: Config, target: Target) -> int:
     return programs_on(config, ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype], target.shared_bytes)
 
 
+def is_cluster(config: Config) -> bool:
+    """Whether programs of `config` are launched in clusters."""
+    return config.kernel == "wgmma" and (config.split_k > 1 or config.sharers > 1)
+
+
+def room_of(problem: Problem, config: Config, target: Target) -> int:
+    """Programs that run at once, where a grid is not larger than that."""
+    places = target.num_sms * launched_on(problem, config, target)
+    size = max(config.sharers, config.split_k) if is_cluster(config) else 1
+    return int(places * (_CLUSTERED if size > 2 else 1.0)) // size * size
+
+
+def _finds_room(problem: Problem, config: Config, target: Target) -> bool:
+    """Whether clusters that share K all find room at once, and those that share an operand take no more turns than others."""
+    programs = config.tiles(problem) * config.split_k
+    room = room_of(problem, config, target)
+    if config.split_k > 1:
+        return config.split_k in CLUSTERS and programs <= room and fits_inbox(problem, config, target)
+    return cdiv(programs, room) == cdiv(programs, room_of(problem, replace(config, shares=""), target))
+
+
 def fits_inbox(problem: Problem, config: Config, target: Target) -> bool:
     """Whether a cluster of the kernel for Hopper has room for the sums that its first program gets."""
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
@@ -493,11 +497,8 @@ def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
         is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MAX_WAVES * target.num_sms
         if is_too_fine or not shares_k(problem, config):
             return False
-        if config.kernel == "wgmma":
-            places = target.num_sms * launched_on(problem, config, target)
-            room = CLUSTERS.get(config.split_k, 0.0) * places
-            if tiles * config.split_k > room or not fits_inbox(problem, config, target):
-                return False
+    if is_cluster(config) and not _finds_room(problem, config, target):
+        return False
     if config.is_copied and not can_copy(problem, config.kernel):
         return False
     if config.kernel == "vector":

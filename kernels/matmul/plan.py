@@ -25,7 +25,7 @@ from tilewire.kernels.matmul.configs import (
     limb_k,
     resolved,
 )
-from tilewire.kernels.matmul.members import launched_on, specialization_of
+from tilewire.kernels.matmul.members import room_of, specialization_of
 from tilewire.kernels.matmul.select import among_rows, select, select_invariant
 from tilewire.kernels.matmul.variants import box_shapes, build, units_of
 from tilewire.kernels.matmul.view import Strides, View, problem_of, view_of
@@ -77,10 +77,8 @@ def _pipeline(view: View, problem: Problem, config: Config, spec: EpilogueSpec, 
         values = _pointer_values(view, specialization)
     values |= _runtime_args(view, problem, spec, specialization)
     tiles, is_split = config.tiles(problem), config.split_k > 1 and config.kernel != "wgmma"
-    room = target.num_sms // 2 * 2 if config.shares else target.num_sms
-    room *= launched_on(problem, config, target)
     # A program of a cluster that shares K has one tile.
-    programs = min(tiles, room) if config.is_persistent and config.split_k == 1 else tiles
+    programs = min(tiles, room_of(problem, config, target)) if config.is_persistent and config.split_k == 1 else tiles
     launch = Launch(build(specialization, config, target), (programs, config.split_k), values, device)
     dtype = getattr(torch, problem.dtype)
     parts = {f"{name} rows": Part(dtype, operand.shape) for name, operand in copies.items()}

@@ -164,7 +164,7 @@ def described(config: Config) -> str:
         return "the vendor library"
     extra = [name for name in ("is_persistent", "is_swapped", "is_copied") if getattr(config, name)]
     split = [f"split {config.split_k}"] if config.split_k > 1 else []
-    split += [f"pairs share {config.shares}"] if config.shares else []
+    split += [f"{config.sharers} share {config.shares[0]}"] if config.shares else []
     words = [name.removeprefix("is_") for name in extra] + split
     blocks = f"{config.block_m}x{config.block_n}x{config.block_k}"
     return " ".join([config.kernel, blocks, f"{config.num_warps} warps", f"{config.num_stages} stages", *words])
@@ -189,7 +189,7 @@ def amounts_of(problem: Problem, config: Config, occupancy: int, target: Target,
     # Rows and columns past the end are not loaded. Short runs of memory are loaded with what is around them.
     run_bytes = (config.block_k if problem.b_major == "k" else config.block_n) * item_bytes
     around = max(1.0, _RUN_BYTES / run_bytes) if config.kernel == "vector" else 1.0
-    parts_a, parts_b = 2 if config.shares == "a" else 1, 2 if config.shares == "b" else 1
+    parts_a, parts_b = config.sharers_of("a"), config.sharers_of("b")
     loaded *= min(config.block_m, problem.m) / parts_a + around * min(config.block_n, problem.n) / parts_b
     a_bytes, b_bytes = problem.m * problem.k * item_bytes, problem.k * problem.n * item_bytes
     # Each group of rows of tiles reads `b` anew where it does not stay in L2.

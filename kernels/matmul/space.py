@@ -16,12 +16,14 @@ from tilewire.kernels.matmul.configs import (
     CONSUMER_ROWS,
     CONSUMER_WARPS,
     OUT_DTYPES,
+    SHARES,
     Config,
     Problem,
     as_read,
     boxes_of,
     is_narrow,
     is_read_in_pieces,
+    pitch_of,
     place_of,
     takes_limbs,
 )
@@ -59,9 +61,9 @@ _COLUMNS = range(16, 257, 8)
 _TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (256, 64), (64, 128), (128, 64), (64, 64), (64, 32), (128, 32))
 # Rows of a tile for products of few.
 _FEW = (16, 32, 64)
-_MAX_STAGES, _MAX_FEW_STAGES = 6, 8
-# Operands that pairs of programs may share, and how many tiles a program has at most where they are tried.
-_SHARES, _MAX_TURNS = ("", "a", "b"), 2
+_MAX_STAGES, _MAX_FEW_STAGES, _MAX_WGMMA_STAGES = 6, 8, 16
+# Tiles that a program has at most where programs of a cluster that share an operand are tried.
+_MAX_TURNS = 2
 # float32 sums of a thread: 128 leave room for addresses, below 16 a thread has too little to do.
 _MIN_SUMS, _MAX_SUMS = 16, 128
 # Barriers and alignment, bytes.
@@ -96,12 +98,12 @@ def space(shape: MatmulShape, target: Target) -> Iterator[Config]:
         found += _pointer(problem, target)
     if problem.m <= 4 and is_read_in_pieces(problem) and problem.a_major == "k":
         found += _vector(problem)
-    choices = itertools.product(dict.fromkeys(found), SPLITS, (False, True), _SHARES)
+    choices = itertools.product(dict.fromkeys(found), SPLITS, (False, True), ("", *SHARES))
     for config, split_k, is_copied, shares in choices:
         whole = replace(config, split_k=split_k, is_copied=is_copied, shares=shares)
         if has_limbs and not is_copied:
             continue
-        if shares and not (config.kernel == "wgmma" and arithmetic == "half" and _is_short(problem, whole, target)):
+        if shares and not (config.kernel == "wgmma" and _is_short(problem, whole, target)):
             continue
         is_wasteful = config.block_m > 64 and config.block_m >= 2 * problem.m
         is_unstored = config.kernel == "tma" and config.is_persistent and not stores_boxes(problem, whole)
@@ -179,9 +181,9 @@ def _wgmma(arithmetic: str, dtype: str, target: Target) -> tuple[Config, ...]:
         is_halved = main == 2 * tail if is_narrow(config) else rows * columns > 128 * 128
         halves = 2 if is_halved else 1
         stored = main // halves + (tail if tail != main // halves else 0)
-        for num_stages, _ in _stages(
-            (rows + main + tail) * k_bytes, rows * stored * out_bytes, (1,), _MAX_FEW_STAGES, target
-        )[:1]:
+        pitch = pitch_of(config, item_bytes)
+        kept = rows * stored * out_bytes + (main - pitch) * k_bytes
+        for num_stages, _ in _stages((rows + pitch + tail) * k_bytes, kept, (1,), _MAX_WGMMA_STAGES, target)[:1]:
             num_warps = CONSUMER_WARPS * (rows // CONSUMER_ROWS)
             found.append(replace(config, num_warps=num_warps, num_stages=num_stages, halves=halves))
     return tuple(found)
@@ -195,7 +197,7 @@ def _is_near(config: Config, problem: Problem) -> bool:
 
 
 def _is_short(problem: Problem, config: Config, target: Target) -> bool:
-    """Whether programs have a few tiles each at most: then pairs of programs may gain by what they share."""
+    """Whether programs have a few tiles each at most: then clusters of them may gain by what they share."""
     return config.tiles(problem) <= _MAX_TURNS * target.num_sms
 
 

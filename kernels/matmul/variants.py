@@ -14,6 +14,7 @@ from tilewire.kernels.matmul.configs import (
     Config,
     Specialization,
     boxes_of,
+    pitch_of,
     place_of,
     programs_on,
     resolve_precision,
@@ -33,6 +34,8 @@ from tilewire.kernels.runtime.targets import Target
 
 # Registers of a multiprocessor. Each group of four warps has its own; the warp that loads is in a group of four.
 _SM_REGISTERS, _GROUP_THREADS = 1 << 16, 128
+# Registers that a thread can have, and those that a consumer of the kernel for Hopper needs beside sums.
+_MOST_REGISTERS, _OTHER_REGISTERS = 255, 48
 
 # How the matrix unit multiplies for a precision, where that has another name.
 _PRECISIONS = {"fast": "ieee", "tf32x3": "tf32"}
@@ -147,6 +150,7 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
     groups = consumers + 1
     # Registers of a thread at the start; the warp that loads gives most of its own to the others.
     at_start = _SM_REGISTERS // (programs * groups * _GROUP_THREADS) // 8 * 8
+    registers = (at_start * groups - LOADER_REGISTERS.value) // consumers // 8 * 8
     form = Form(
         block_m=config.block_m,
         block_n=config.block_n,
@@ -157,9 +161,10 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         halves=config.halves,
         main=place_of(main),
         tail=place_of(tail),
+        pitch=pitch_of(config, item_bytes),
         columns=main,
         tail_columns=tail,
-        registers=(at_start * groups - LOADER_REGISTERS.value) // consumers // 8 * 8,
+        registers=registers,
         out_type=_TYPES[specialization.out_dtype],
         stores_boxes=is_boxed,
         is_swapped=config.is_swapped,
@@ -168,15 +173,25 @@ def _build_wgmma(specialization: Specialization, config: Config, target: Target)
         is_batched=specialization.is_batched,
         splits=specialization.splits,
         is_plain=specialization.is_plain,
-        left_parts=2 if config.shares and (config.shares == "b") == config.is_swapped else 1,
-        right_parts=2 if config.shares and (config.shares == "a") == config.is_swapped else 1,
-        promotes=specialization.dtype.startswith("float8") and specialization.precision != "fast",
+        sharers=config.sharers,
+        shares_left=config.sharers_of("b" if config.is_swapped else "a") > 1,
+        promotes=_promotion(specialization, main, tail, consumers, registers),
         changes=CHANGES,
     )
     # Warps that the kernel is written for; those of the other partitions come on top.
     one = replace(config, num_warps=CONSUMER_WARPS)
     options = {"maxnreg": at_start} if programs > 1 else {}
     return _assemble(matmul_wgmma_kernel, types, constants | {"FORM": form}, specialization, one, target, **options)
+
+
+def _promotion(specialization: Specialization, main: int, tail: int, consumers: int, registers: int) -> int:
+    """`Form.promotes` where a thread of one of so many consumers has so many registers."""
+    if not specialization.dtype.startswith("float8") or specialization.precision == "fast":
+        return 0
+    sums = main * CONSUMER_ROWS // (32 * CONSUMER_WARPS)
+    has_room = 3 * sums + _OTHER_REGISTERS <= min(registers, _MOST_REGISTERS)
+    # Three consumers fill the matrix unit by turns, and were 0.6 % slower so.
+    return 2 if has_room and not tail and consumers < 3 else 1
 
 
 def _boxed(dtype: str, box: tuple[int, ...]) -> str:
@@ -222,9 +237,6 @@ def _hopper_boxes(specialization: Specialization, config: Config) -> dict[str, t
             continue
         m, n = (length, CONSUMER_ROWS) if is_swapped else (CONSUMER_ROWS, length)
         boxes = _boxes(specialization, m, n, config.block_k)
-        if config.shares:
-            first, second = boxes[config.shares]
-            boxes[config.shares] = (first // 2, second)
         found |= {"tail": boxes["a" if is_swapped else "b"]} if mark else boxes
         found[f"out_{mark}" if mark else "out"] = (m // halves, n) if is_swapped else (m, n // halves)
     majors = {"a": specialization.a_major, "b": specialization.b_major}

@@ -285,8 +285,8 @@ def report(name, variant, target):
         threads = 32 * compiled.metadata.num_warps
         more["programs_on"] = REGISTERS // (at_start * threads) if at_start else 1
         more["room"] = (target.shared_bytes + KEPT_BYTES) // (shared + KEPT_BYTES)
-        more["is_paired"], more["splits"], more["consumers"] = int(form.programs == 2), form.splits, form.consumers
-        more["loads_for_pair"] = len(re.findall(r"multicast::cluster", text))
+        more["sharers"], more["splits"], more["consumers"] = form.sharers, form.splits, form.consumers
+        more["loads_for_all"] = len(re.findall(r"multicast::cluster", text))
         more["told"] = len(re.findall(r"mapa\.shared::cluster", text))
         more["own_arrivals"] = len(re.findall(r"mbarrier\.arrive\.shared(::cta)?\.b64", text))
         lists["clusters"] = re.findall(r"\.reqnctapercluster (.*)", text)

@@ -157,22 +157,22 @@ def test_programs_fit_beside_those_that_share_their_multiprocessor():
 
 
 def check_clusters(kernels):
-    """Programs that load for each other are pairs, whose consumers tell both that a place is empty.
+    """Consumers of programs that load for each other tell the one that loads next that a place is empty.
 
-    Of programs that share K, each consumer sends its sums once, and tells each other program once that it has got theirs.
+    Of programs that share K, each consumer's sums are sent once, and one program tells the others that it has got them.
     """
     hopper = [kernel for kernel in kernels if kernel["wanted_columns"]]
-    assert {(kernel["is_paired"], kernel["splits"]) for kernel in hopper} == {(0, 1), (1, 1), (0, 2), (0, 3)}
+    assert {(kernel["sharers"], kernel["splits"]) for kernel in hopper} == {(1, 1), (2, 1), (4, 1), (1, 2), (1, 3)}
     for kernel in hopper:
         sent, told, consumers, splits = (kernel[name] for name in ("sent", "told", "consumers", "splits"))
-        if kernel["is_paired"]:
-            assert kernel["clusters"] == ["2, 1, 1"], kernel
-            assert kernel["loads_for_pair"] > 0, kernel
-            assert told > 0, kernel
-            assert kernel["own_arrivals"] == sent == 0, kernel
+        if kernel["sharers"] > 1:
+            assert kernel["clusters"] == [f"{kernel['sharers']}, 1, 1"], kernel
+            assert kernel["loads_for_all"] > 0, kernel
+            assert kernel["own_arrivals"] >= told > 0, kernel
+            assert sent == 0, kernel
         else:
             assert kernel["clusters"] == ([f"1, {splits}, 1"] if splits > 1 else []), kernel
-            assert kernel["loads_for_pair"] == 0, kernel
+            assert kernel["loads_for_all"] == 0, kernel
             assert kernel["own_arrivals"] > 0, kernel
             assert sent == (consumers if splits > 1 else 0), kernel
             # Two for what is sent and where it counts, and one for each program that is told.

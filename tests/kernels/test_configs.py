@@ -13,6 +13,7 @@ from tilewire.kernels.add.op import choose as choose_add
 from tilewire.kernels.matmul.configs import (
     CONSUMER_ROWS,
     OUT_DTYPES,
+    SHARES,
     Config,
     Problem,
     as_read,
@@ -126,36 +127,48 @@ def test_boxes_of_the_right_operand(length, boxes, places):
 PAIRED = Config("wgmma", 64, 128, 64, num_warps=8, num_stages=8, is_persistent=True, is_swapped=True)
 
 
-@pytest.mark.parametrize(("shares", "tiles"), [("", 3 * 3), ("b", 4 * 3), ("a", 3 * 4)])
-def test_both_programs_of_a_pair_have_a_tile(shares, tiles):
-    problem = Problem(130, 300, 512, 1, "bfloat16", "bfloat16")
+@pytest.mark.parametrize(("shares", "tiles"), [("", 3 * 5), ("b", 4 * 5), ("a", 3 * 6), ("a4", 3 * 8)])
+def test_each_program_of_a_cluster_has_a_tile(shares, tiles):
+    problem = Problem(130, 600, 512, 1, "bfloat16", "bfloat16")
     assert replace(PAIRED, shares=shares).tiles(problem) == tiles
 
 
+@pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize(
-    ("config", "layout", "is_able"),
-    [
-        (replace(PAIRED, shares="b"), "kn", True),
-        (replace(PAIRED, shares="b", block_m=72), "kn", True),
-        # The right operand: one box as large as its place, in one column of shared memory.
-        (replace(PAIRED, shares="a"), "kn", True),
-        (replace(PAIRED, shares="a", block_m=72), "kn", False),
-        (replace(PAIRED, shares="a", block_m=128), "kn", True),
-        (replace(PAIRED, shares="a", block_m=128), "mn", False),
-        (replace(PAIRED, shares="a", block_m=192), "kn", False),
-        (replace(PAIRED, shares="b", block_n=64, num_warps=4, is_swapped=False), "mn", True),
-        (replace(PAIRED, shares="b", block_n=128, num_warps=4, is_swapped=False), "kn", False),
-        (replace(PAIRED, shares="b", block_n=128, num_warps=4, is_swapped=False), "kk", True),
-    ],
+    ("block_m", "layout", "is_able"), [(64, "mn", True), (72, "kn", True), (72, "mn", False), (192, "kn", True)]
 )
-def test_pairs_share_boxes_whose_halves_follow_one_another(config, layout, is_able):
+def test_boxes_of_any_rows_are_shared(shares, block_m, layout, is_able):
+    config = replace(PAIRED, shares=shares, block_m=block_m)
     problem = Problem(512, 512, 512, 1, "bfloat16", "bfloat16", *layout)
     assert fits_boxes(problem, config) == is_able
     assert not fits_boxes(replace(problem, batch=2), config)
     assert not shares_k(problem, config)
 
 
-def test_tuning_tries_pairs_where_programs_have_few_tiles():
+@pytest.mark.parametrize(
+    ("shares", "tiles", "is_able"),
+    [
+        ("a", 132, True),
+        ("b", 132, True),
+        ("a4", 116, True),
+        ("a4", 120, False),
+        ("a4", 132, False),
+        ("a4", 232, True),
+        ("a4", 236, False),
+    ],
+)
+def test_programs_share_an_operand_where_they_take_no_more_turns_so(shares, tiles, is_able):
+    target = KNOWN["nvidia_h200"]
+    problem = Problem(
+        128 if shares == "b" else 64, 128 * tiles // (2 if shares == "b" else 1), 8192, 1, "bfloat16", "bfloat16"
+    )
+    config = replace(PAIRED, shares=shares)
+    assert config.tiles(problem) == tiles
+    assert is_sensible(problem, config, target) == is_able
+    assert is_sensible(problem, replace(config, shares=""), target)
+
+
+def test_tuning_tries_clusters_where_programs_have_few_tiles():
     target = KNOWN["nvidia_h200"]
 
     def shared_by(shape):
@@ -163,24 +176,25 @@ def test_tuning_tries_pairs_where_programs_have_few_tiles():
         assert all(config.kernel == "wgmma" for shares, config in found.items() if shares)
         return set(found)
 
-    assert shared_by(MatmulShape(3800, 240, 2104)) == {"", "a", "b"}
-    assert shared_by(MatmulShape(3800, 240, 2104, a_major="m")) == {"", "a", "b"}
+    assert shared_by(MatmulShape(3800, 240, 2104)) == {"", *SHARES}
+    assert shared_by(MatmulShape(3800, 240, 2104, a_major="m")) == {"", *SHARES}
     assert shared_by(MatmulShape(380, 240, 2104, batch=8)) == {""}
-    assert shared_by(MatmulShape(3800, 240, 2104, dtype="float8_e4m3fn", b_major="k")) == {""}
+    assert shared_by(MatmulShape(3800, 240, 2104, dtype="float8_e4m3fn", b_major="k")) == {"", *SHARES}
     assert shared_by(MatmulShape(8192, 8192, 4096)) == {""}
 
 
-def test_what_pairs_load_is_counted_once():
-    problem = Problem(8192, 128, 4096, 1, "bfloat16", "bfloat16")
+@pytest.mark.parametrize(("shares", "loaded"), [("b", 64 + 128 / 2), ("a", 64 / 2 + 128), ("a4", 64 / 4 + 128)])
+def test_what_programs_load_for_all_is_counted_once(shares, loaded):
+    problem = Problem(8192, 512, 4096, 1, "bfloat16", "bfloat16")
     names = [term.name for term in MODEL.terms]
-    alone, paired = (
+    alone, shared = (
         dict(zip(names, amounts_of(problem, config, 1, KNOWN["nvidia_h200"], is_plain=True), strict=True))
-        for config in (PAIRED, replace(PAIRED, shares="b"))
+        for config in (PAIRED, replace(PAIRED, shares=shares))
     )
-    assert paired["load"] * (64 + 128) == alone["load"] * (64 + 64)
-    assert paired["contention"] < alone["contention"]
-    assert {name for name in names if paired[name] != alone[name]} == {"load", "pair", "contention"}
-    assert described(replace(PAIRED, shares="b")).endswith("swapped pairs share b")
+    assert shared["load"] * (64 + 128) == pytest.approx(alone["load"] * loaded)
+    assert shared["contention"] < alone["contention"]
+    assert {name for name in names if shared[name] != alone[name]} == {"load", "pair", "contention"}
+    assert described(replace(PAIRED, shares=shares)).endswith(f"swapped {4 if shares == 'a4' else 2} share {shares[0]}")
 
 
 SHARED = Config("wgmma", 64, 64, 64, num_stages=8, is_persistent=True)
@@ -204,17 +218,22 @@ def test_programs_share_k_in_twos_and_threes_and_where_sums_of_a_tile_are_few():
     assert shares_k(problem, SHARED)
     assert not shares_k(replace(problem, batch=2), SHARED)
     assert shares_k(replace(problem, dtype="float8_e4m3fn", b_major="k"), SHARED)
-    # 128 × 64 sums.
-    assert not shares_k(problem, replace(SHARED, block_m=128, num_warps=8))
+    # 128 × 64 sums, and twice as many.
+    assert shares_k(problem, replace(SHARED, block_m=128, num_warps=8))
+    assert not shares_k(problem, replace(SHARED, block_m=128, block_n=128, num_warps=8))
 
 
 def test_stages_make_room_for_the_sums_that_a_program_gets():
     # 64 × 64 operands of 16 bits take 16 KiB a stage, and sums of 64 × 64 in float32 as much; so does an output twice.
     given = {splits: stages_beside(SHARED, 2, 2, splits, 227 << 10) for splits in (1, 2, 3, 9)}
     assert given == {1: 8, 2: 8, 3: 8, 9: 5}
-    # A box of 72 columns has a place for 128.
-    narrow = replace(SHARED, block_m=72, is_swapped=True)
-    assert stages_beside(narrow, 2, 2, 2, 227 << 10) == (227 * 1024 - 2048 - 64 * 128 * (4 + 2)) // ((64 + 128) * 128)
+    # Sums of 72 columns have a place for 128. So has the last of the boxes of 72 rows; the others overlap.
+    narrow = replace(SHARED, block_m=72, num_stages=16, is_swapped=True)
+    kept = 2048 + 64 * 128 * (4 + 2) + (128 - 72) * 128
+    assert stages_beside(narrow, 2, 2, 2, 227 << 10) == (227 * 1024 - kept) // ((64 + 72) * 128) == 10
+    # Those of 256 bytes are two lines in shared memory, and lie in their places.
+    long = replace(narrow, block_k=128)
+    assert stages_beside(long, 2, 2, 2, 227 << 10) == (227 * 1024 - 2048 - 64 * 128 * (4 + 2)) // ((64 + 128) * 256)
 
 
 def test_programs_run_beside_each_other_where_shared_memory_has_room_for_them():
@@ -239,20 +258,6 @@ def test_clusters_find_room_on_every_place_of_a_multiprocessor():
     assert is_sensible(problem, replace(SHARED, num_stages=6, split_k=2), target)
     assert not is_sensible(problem, replace(SHARED, num_stages=7, split_k=2), target)
     assert not is_sensible(replace(problem, n=64 * 133), replace(SHARED, num_stages=6, split_k=2), target)
-
-
-@pytest.mark.parametrize(
-    ("shares", "is_swapped", "b_major"), [("a", True, "k"), ("b", True, "k"), ("b", False, "k"), ("b", True, "n")]
-)
-def test_halves_of_a_box_follow_one_another_where_its_rows_are_in_one_column_of_shared_memory(
-    shares, is_swapped, b_major
-):
-    problem = Problem(64, 4096, 4096, 1, "bfloat16", "bfloat16", b_major=b_major)
-    config = replace(SHARED, num_stages=4, is_swapped=is_swapped, shares=shares)
-    assert fits_boxes(problem, config)
-    # 128 elements of 16 bits are in two columns where rows lie along K.
-    is_along_k = shares == "a" or b_major == "k"
-    assert fits_boxes(problem, replace(config, block_k=128)) == (not is_along_k)
 
 
 def test_what_programs_of_a_cluster_share_passes_no_memory():

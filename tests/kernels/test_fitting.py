@@ -160,7 +160,7 @@ def test_the_cost_of_an_epilogue_is_fitted_by_itself(target, tmp_path):
     wanted = {config: 2.5 if config.kernel == "tma" else 0.6 for config in tiles}
     generator = random.Random(8)
     lines: list[dict[str, Any]] = [{"device": {}, "target": asdict(target)}]
-    for _ in range(24):
+    for _ in range(48):
         m, n, k = (64 * generator.randint(8, 64) for _ in range(3))
         shape = MatmulShape(m, n, k, activation="gelu")
         us = {}

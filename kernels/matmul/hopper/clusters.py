@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Programs of a cluster that load an operand together, or share the K of a tile.
 
-Two programs that load together read from L2 what one would: each loads half of a box, for both. Programs that share K
-multiply some of its steps each, and all but the first send it their sums, from shared memory to shared memory.
+Programs that load together read from L2 what one would: they load boxes in turns, each for all. Programs that share K
+multiply some of its steps each, and send their sums to the one that stores them, from shared memory to shared memory.
 
 The compiler has neither where a kernel is written for one program. So a kernel says what is for others, by the functions
 below, and `join` changes the text of the program (PTX), between the compiler and the assembler:
@@ -10,9 +10,9 @@ below, and `join` changes the text of the program (PTX), between the compiler an
 - Programs are launched in clusters, as `begin_cluster` says. Each tells the others at its start that its barriers are there.
   Warps that wait for work only say that they are there: they give registers back behind that place, and the others wait for
   these.
-- Loads between `load_for_pair` and `load_for_one` write to the same place of both programs, and count for the barriers of both.
-  Consumers of such a pair tell both programs that a place is empty.
-- `send` copies to the first program, and counts for its barrier; `tell_others` arrives at the barriers of all others.
+- Loads between `load_for_all` and `load_for_one` write to the same place of all programs, and count for the barriers of all.
+- `arrive_at_both` arrives at the barrier of another program, too: the one that loads for all must know that a place is empty.
+- `send` copies to another program, and counts for its barrier; `tell_others` arrives at the barriers of all others.
 
 A program must not end while another one may still write to it, or tell it something.
 
@@ -47,9 +47,9 @@ def begin_cluster(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def load_for_pair():
-    """Loads from here on are for both programs."""
-    gl.inline_asm_elementwise("// cluster both $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+def load_for_all():
+    """Loads from here on are for all programs of the cluster."""
+    gl.inline_asm_elementwise("// cluster all $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -59,9 +59,16 @@ def load_for_one():
 
 
 @gluon.jit
-def send(place, bar, NUM_BYTES: gl.constexpr):
-    """Start copying `place` to the same place of the first program, and count the bytes for its `bar`."""
-    TEXT: gl.constexpr = f"// cluster send {NUM_BYTES} $0"
+def arrive_at_both(bar, program, pred):
+    """Arrive at `bar` if `pred`, and at that of `program` of the cluster, unless that is negative."""
+    gl.inline_asm_elementwise("// cluster arrive $1 $0", "=r,r", [program], dtype=gl.int32, is_pure=False, pack=1)
+    mbarrier.arrive(bar, pred=pred)
+
+
+@gluon.jit
+def send(place, bar, NUM_BYTES: gl.constexpr, PROGRAM: gl.constexpr):
+    """Start copying `place` to the same place of program PROGRAM of the cluster, and count the bytes for its `bar`."""
+    TEXT: gl.constexpr = f"// cluster send {PROGRAM} {NUM_BYTES} $0"
     gl.inline_asm_elementwise(TEXT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     # What says where the two are, and is no arrival in the end.
     mbarrier.arrive(place._reinterpret(gl.int64, [1], mbarrier.MBarrierLayout()))
@@ -69,9 +76,10 @@ def send(place, bar, NUM_BYTES: gl.constexpr):
 
 
 @gluon.jit
-def tell_others(bar):
-    """Arrive at `bar` of all programs but the first."""
-    gl.inline_asm_elementwise("// cluster tell $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+def tell_others(bar, PROGRAM: gl.constexpr):
+    """Arrive at `bar` of all programs but PROGRAM, which is this one."""
+    TEXT: gl.constexpr = f"// cluster tell {PROGRAM} $0"
+    gl.inline_asm_elementwise(TEXT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
     mbarrier.arrive(bar)
 
 
@@ -90,11 +98,11 @@ class _Joined:
 
     def __init__(self, rows, columns):
         self._size = (rows, columns)
-        self._is_pair = rows > 1
-        names = ("load", "arrival") if self._is_pair else ("send", "tell")
+        self._is_sharing = rows > 1
+        names = ("load", "arrival") if self._is_sharing else ("send", "tell")
         self._changed = dict.fromkeys(("size", "entry", "begin", *names), 0)
-        # What the last mark says of the lines that follow it, and the arrivals that are still to follow a `send`.
-        self._mark, self._count, self._places = "", "", []
+        # What the last mark says of the lines that follow it, and the arrivals that have followed a `send`.
+        self._mark, self._values, self._places = "", [], []
         self._num_left = 0
 
     def text_of(self, ptx):
@@ -104,7 +112,7 @@ class _Joined:
             is_behind_branch = _BRANCH.match(line) is not None
         changed = self._changed
         if (
-            self._num_left
+            self._num_left + self._is_waiting
             or not all(changed.values())
             or any(changed[once] != 1 for once in ("size", "entry", "begin"))
         ):
@@ -113,56 +121,64 @@ class _Joined:
 
     def _lines_of(self, line, *, is_behind_branch):
         if _MARK in line:
-            self._num_left += len(self._places)
-            self._mark, self._count = line.partition(_MARK)[2].split()[:2]
+            self._num_left += self._is_waiting
+            self._mark, *self._values = line.partition(_MARK)[2].split()
             return self._begun() if self._mark == "begin" else []
         if line.startswith(".reqntid"):
             return self._change("size", line, ".reqnctapercluster {}, {}, 1".format(*self._size))
         if is_behind_branch and not self._changed["entry"] and _JUMP.match(line):
             # The first branch is where warps that wait for work part from those that begin.
             return self._change("entry", "\tbarrier.cluster.arrive.relaxed;", line)
-        if self._mark == "both" and (found := _LOAD.match(line)):
+        if self._mark == "all" and (found := _LOAD.match(line)):
             begin, kind, operands, end = found.groups()
-            load = f"{begin}cluster{kind}.multicast::cluster{operands}, both{end}"
-            return self._change("load", "\t{", "\t.reg .b16 both;", "\tmov.b16 both, 3;", load, "\t}")
+            load = f"{begin}cluster{kind}.multicast::cluster{operands}, all{end}"
+            every = (1 << self._size[0]) - 1
+            return self._change("load", "\t{", "\t.reg .b16 all;", f"\tmov.b16 all, {every};", load, "\t}")
         if found := _ARRIVE.match(line):
             return self._arrived(found[1] or "", found[2], line)
         # What should have been changed, and is written in another way.
-        is_meant = self._is_pair or self._mark in ("send", "tell")
-        is_arrival = is_meant and "mbarrier.arrive" in line and "expect_tx" not in line
-        self._num_left += is_arrival or (self._mark == "both" and "bulk.tensor" in line)
+        is_arrival = self._is_waiting and "mbarrier.arrive" in line and "expect_tx" not in line
+        self._num_left += is_arrival or (self._mark == "all" and "bulk.tensor" in line)
         return [line]
+
+    @property
+    def _is_waiting(self):
+        """Whether an arrival that a mark is about is still to follow."""
+        return self._mark in ("arrive", "send", "tell")
 
     def _change(self, what, *lines):
         self._changed[what] += 1
         return lines
 
     def _begun(self):
-        wait = ["\tbarrier.cluster.wait.acquire;"] if self._is_pair else []
+        wait = ["\tbarrier.cluster.wait.acquire;"] if self._is_sharing else []
         return self._change(
             "begin", "\tfence.mbarrier_init.release.cluster;", "\tbarrier.cluster.arrive.release;", *wait
         )
 
     def _arrived(self, predicate, address, line):
-        if self._is_pair:
-            return self._change("arrival", *_arrivals(predicate, address, (0, 1)))
+        if self._mark == "arrive":
+            self._mark = ""
+            return self._change("arrival", line, *_arrival(predicate, address, self._values[0]))
         if self._mark == "tell":
             self._mark = ""
-            return self._change("tell", *_arrivals(predicate, address, range(1, self._size[1])))
+            others = [program for program in range(self._size[1]) if program != int(self._values[0])]
+            return self._change("tell", *_arrivals(predicate, address, others))
         if self._mark != "send":
             return [line]
         self._places.append(address)
         if len(self._places) < 2:
             return []
         (place, bar), self._places, self._mark = self._places, [], ""
+        program, num_bytes = self._values[:2]
         return self._change(
             "send",
             "\tbarrier.cluster.wait.acquire;",
             "\t{",
             "\t.reg .b32 there, bar;",
-            f"\tmapa.shared::cluster.u32 there, {place}, 0;",
-            f"\tmapa.shared::cluster.u32 bar, {bar}, 0;",
-            f"\t{predicate} {_COPY} [there], [{place}], {self._count}, [bar];",
+            f"\tmapa.shared::cluster.u32 there, {place}, {program};",
+            f"\tmapa.shared::cluster.u32 bar, {bar}, {program};",
+            f"\t{predicate} {_COPY} [there], [{place}], {num_bytes}, [bar];",
             "\t}",
         )
 
@@ -173,4 +189,20 @@ def _arrivals(predicate, address, programs):
     for program in programs:
         text.append(f"\tmapa.shared::cluster.u32 there, {address}, {program};")
         text.append(f"\t{predicate} mbarrier.arrive.shared::cluster.b64 _, [there];")
+    return [*text, "\t}"]
+
+
+def _arrival(predicate, address, program):
+    """An arrival at the barrier of this address of the program that a register names, unless it is negative."""
+    text = ["\t{", "\t.reg .b32 there;", "\t.reg .pred is_there;", f"\tsetp.ge.s32 is_there, {program}, 0;"]
+    if predicate:
+        given = predicate.removeprefix("@")
+        if given.startswith("!"):
+            text += ["\t.reg .pred is_given;", f"\tnot.pred is_given, {given[1:]};"]
+            given = "is_given"
+        text.append(f"\tand.pred is_there, is_there, {given};")
+    text += [
+        f"\tmapa.shared::cluster.u32 there, {address}, {program};",
+        "\t@is_there mbarrier.arrive.shared::cluster.b64 _, [there];",
+    ]
     return [*text, "\t}"]

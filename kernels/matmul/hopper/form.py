@@ -19,6 +19,7 @@ class Form:
         halves: Parts in which a consumer stores its sums: 1 or 2.
         main: Rows of the right operand that its first box has room for, and columns of a consumer's sums.
         tail: The same of its second box; 0 for none.
+        pitch: Rows from one step's first box to the next one's in shared memory.
         columns: Rows in the first box, and columns of sums that count.
         tail_columns: The same for the second box.
         registers: Registers of a thread of each consumer but the first, which has what is left.
@@ -30,9 +31,10 @@ class Form:
         is_batched: Whether descriptors have a batch dimension.
         splits: Programs that share the K of a tile, in a cluster along the grid's second axis; 1 for none.
         is_plain: Whether nothing follows the product.
-        left_parts: 2 where pairs of programs load half of each box of the left operand, for both; else 1.
-        right_parts: The same for the right operand.
-        promotes: Whether sums of each step are added up in float32 outside the matrix unit, which keeps fewer bits.
+        sharers: Programs of a cluster along the grid's first axis that load one operand's boxes in turns, for all; 1 for none.
+        shares_left: Whether that operand is the left one.
+        promotes: Steps that are multiplied at a time, where the sums of each are added up in float32 outside the matrix unit,
+            which keeps fewer bits: 1 or 2; else 0.
         changes: Mark of the changes of the program's text; see `stages.py`.
     """
 
@@ -45,6 +47,7 @@ class Form:
     halves: int
     main: int
     tail: int
+    pitch: int
     columns: int
     tail_columns: int
     registers: int
@@ -56,25 +59,20 @@ class Form:
     is_batched: bool
     splits: int
     is_plain: bool
-    left_parts: int
-    right_parts: int
-    promotes: bool
+    sharers: int
+    shares_left: bool
+    promotes: int
     changes: str
 
     @property
-    def programs(self) -> int:
-        """Programs that load for each other: 2 in pairs, else 1."""
-        return self.left_parts * self.right_parts
+    def sharing_rows(self) -> int:
+        """Tiles below each other whose programs share `b`."""
+        return self.sharers if self.shares_left == self.is_swapped else 1
 
     @property
-    def pairs_rows(self) -> bool:
-        """Whether pairs of programs have tiles below each other, and share `b`."""
-        return (self.left_parts if self.is_swapped else self.right_parts) == 2
-
-    @property
-    def pairs_columns(self) -> bool:
-        """Whether pairs of programs have tiles beside each other, and share `a`."""
-        return (self.right_parts if self.is_swapped else self.left_parts) == 2
+    def sharing_columns(self) -> int:
+        """Tiles beside each other whose programs share `a`."""
+        return self.sharers if self.shares_left != self.is_swapped else 1
 
     def mangle(self) -> str:
         """Part of the names of functions that have it as a constant."""

@@ -21,17 +21,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tilewire.kernels.matmul.configs import CONSUMER_ROWS
 from tilewire.kernels.matmul.epilogue import activate
 from tilewire.kernels.matmul.hopper import stages  # noqa: F401  (changes the text of programs)
-from tilewire.kernels.matmul.hopper.clusters import begin_cluster, load_for_one, load_for_pair, send, tell_others
+from tilewire.kernels.matmul.hopper.boxes import (
+    ROWS,
+    allocate_boxes,
+    allocate_right,
+    is_loader,
+    left_of,
+    load_step,
+    matrix_of,
+    right_box,
+    right_of,
+)
+from tilewire.kernels.matmul.hopper.clusters import arrive_at_both, begin_cluster, send, tell_others
 from tilewire.kernels.matmul.hopper.narrowing import use_columns
 from tilewire.kernels.matmul.kernel import LINE, start_of, steps_of_share, tile_coordinates
 from tilewire.kernels.runtime.elements import floats_of_bits, load_bits
 from tilewire.kernels.runtime.pdl import bring_up_next, wait_for_previous
 
-# Rows of the left operand that a consumer multiplies: those of one matrix instruction.
-ROWS = gl.constexpr(CONSUMER_ROWS)
 # Registers of a thread of the warps that load.
 LOADER_REGISTERS = gl.constexpr(32)
 
@@ -46,13 +54,9 @@ def next_slot(slot, phase, FORM: gl.constexpr):
 
 @gluon.jit
 def count_groups(m, n, FORM: gl.constexpr):
-    """Rows and columns of tiles; of pairs of tiles where programs work in pairs."""
-    rows = gl.cdiv(m, FORM.block_m)
-    columns = gl.cdiv(n, FORM.block_n)
-    if FORM.pairs_rows:
-        rows = gl.cdiv(rows, 2)
-    if FORM.pairs_columns:
-        columns = gl.cdiv(columns, 2)
+    """Rows and columns of tiles; of groups of tiles where programs share an operand."""
+    rows = gl.cdiv(gl.cdiv(m, FORM.block_m), FORM.sharing_rows)
+    columns = gl.cdiv(gl.cdiv(n, FORM.block_n), FORM.sharing_columns)
     return rows, columns
 
 
@@ -61,9 +65,7 @@ def count_tiles(sizes, FORM: gl.constexpr):
     """Tiles of all products. `sizes` are (m, n, k, number of products)."""
     m, n, _, batch = sizes
     rows, columns = count_groups(m, n, FORM)
-    if FORM.programs == 2:
-        rows *= 2
-    return rows * columns * batch
+    return rows * columns * batch * FORM.sharers
 
 
 @gluon.jit
@@ -72,18 +74,18 @@ def find_tile(tile, sizes, FORM: gl.constexpr):
     m, n, _, _ = sizes
     num_pid_m, num_pid_n = count_groups(m, n, FORM)
     entry = 0
-    if FORM.programs == 2:
-        first = tile % 2
-        tile = tile // 2
+    if FORM.sharers > 1:
+        own = tile % FORM.sharers
+        tile = tile // FORM.sharers
     if FORM.is_batched:
         entry = tile // (num_pid_m * num_pid_n)
         tile = tile % (num_pid_m * num_pid_n)
     pid_m, pid_n = tile_coordinates(tile, num_pid_m, num_pid_n, FORM.group_m)
-    # The last tile of a side may be there twice, with the same sums.
-    if FORM.pairs_rows:
-        pid_m = gl.minimum(pid_m * 2 + first, gl.cdiv(m, FORM.block_m) - 1)
-    if FORM.pairs_columns:
-        pid_n = gl.minimum(pid_n * 2 + first, gl.cdiv(n, FORM.block_n) - 1)
+    # The last tile of a side may be there more than once, with the same sums.
+    if FORM.sharing_rows > 1:
+        pid_m = gl.minimum(pid_m * FORM.sharers + own, gl.cdiv(m, FORM.block_m) - 1)
+    if FORM.sharing_columns > 1:
+        pid_n = gl.minimum(pid_n * FORM.sharers + own, gl.cdiv(n, FORM.block_n) - 1)
     A_IS_K: gl.constexpr = FORM.right_is_k if FORM.is_swapped else FORM.left_is_k
     left = start_of(pid_m, m, FORM.block_m, 1 if A_IS_K else LINE)
     right = start_of(pid_n, n, FORM.block_n, LINE)
@@ -105,75 +107,6 @@ def steps_of(k, FORM: gl.constexpr):
 
 
 @gluon.jit
-def allocate_boxes(desc, COUNT: gl.constexpr):
-    """Shared memory for COUNT boxes of a descriptor."""
-    SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005 - the language has no unpacking
-    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
-
-
-@gluon.jit
-def join_parts(boxes, PARTS: gl.constexpr):
-    """Boxes of which each of PARTS programs loads one part, as whole ones."""
-    if PARTS > 1:
-        SHAPE: gl.constexpr = [boxes.shape[0] // PARTS, boxes.shape[1] * PARTS, boxes.shape[2]]
-        boxes = boxes._reinterpret(boxes.dtype, SHAPE, boxes.layout)
-    return boxes
-
-
-@gluon.jit
-def matrix_of(boxes, index):
-    """Box number `index` as (rows, columns), with or without a batch dimension."""
-    box = boxes.index(index)
-    if len(box.shape) == 3:
-        box = box.reshape([box.shape[1], box.shape[2]])
-    return box
-
-
-@gluon.jit
-def load_box(desc, place, entry, row, at, bar, IS_K: gl.constexpr):
-    """Start loading the box of `entry`, of rows from `row` and of K from `at` into `place`. IS_K: rows lie along K."""
-    first, second = row, at
-    if not IS_K:
-        first, second = at, row
-    if len(desc.block_type.shape) == 3:
-        tma.async_copy_global_to_shared(desc, [entry, first, second], bar, place)
-    else:
-        tma.async_copy_global_to_shared(desc, [first, second], bar, place)
-
-
-@gluon.jit
-def load_part(desc, boxes, index, entry, row, at, bar, IS_K: gl.constexpr, PARTS: gl.constexpr):
-    """`load_box` of number `index`. With two PARTS this program loads one of them, for both of its pair."""
-    if PARTS == 1:
-        load_box(desc, boxes.index(index), entry, row, at, bar, IS_K)
-    else:
-        part = gl.program_id(0) % PARTS
-        LENGTH: gl.constexpr = desc.block_type.shape[0]
-        if IS_K:
-            row += part * LENGTH
-        else:
-            at += part * LENGTH
-        load_for_pair()
-        load_box(desc, boxes.index(index * PARTS + part), entry, row, at, bar, IS_K)
-        load_for_one()
-
-
-@gluon.jit
-def load_step(descs, rings, entries, rows, at, slot, bar, FORM: gl.constexpr):
-    """Start loading the step of K from `at` into `slot`. `entries` and `rows` are those of the left and the right operand."""
-    left_desc, right_desc, tail_desc = descs
-    left_ring, right_ring, tail_ring = rings
-    CONSUMERS: gl.constexpr = FORM.consumers
-    for part in gl.static_range(CONSUMERS):
-        index = slot * CONSUMERS + part
-        row = rows[0] + part * ROWS
-        load_part(left_desc, left_ring, index, entries[0], row, at, bar, FORM.left_is_k, FORM.left_parts)
-    load_part(right_desc, right_ring, slot, entries[1], rows[1], at, bar, FORM.right_is_k, FORM.right_parts)
-    if FORM.tail:
-        load_box(tail_desc, tail_ring.index(slot), entries[1], rows[1] + FORM.main, at, bar, FORM.right_is_k)
-
-
-@gluon.jit
 def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.constexpr, OVERLAP: gl.constexpr):
     """The loading warp: fills slot after slot of the ring, each as soon as every consumer has emptied it.
 
@@ -182,8 +115,8 @@ def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.co
     """
     left_desc, right_desc, tail_desc = descs
     filled, emptied, _ = barriers
-    LEFT_BYTES: gl.constexpr = FORM.consumers * FORM.left_parts * left_desc.block_type.nbytes
-    RIGHT_BYTES: gl.constexpr = FORM.right_parts * right_desc.block_type.nbytes // FORM.main * FORM.columns
+    LEFT_BYTES: gl.constexpr = FORM.consumers * left_desc.block_type.nbytes
+    RIGHT_BYTES: gl.constexpr = right_desc.block_type.nbytes // FORM.main * FORM.columns
     TAIL_BYTES: gl.constexpr = tail_desc.block_type.nbytes // FORM.tail * FORM.tail_columns if FORM.tail else 0
     NUM_BYTES: gl.constexpr = LEFT_BYTES + RIGHT_BYTES + TAIL_BYTES
     slot = 0
@@ -204,8 +137,8 @@ def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.co
             else:
                 load_step(descs, rings, entries, (left, right), at, slot, bar, FORM)
             slot, phase = next_slot(slot, phase, FORM)
-    if FORM.programs == 2:
-        # The other program says here that it has read what this one loaded.
+    if FORM.sharers > 1:
+        # The others say here that they have read what this one loaded.
         for _ in range(FORM.stages):
             mbarrier.wait(emptied.index(slot), phase)
             slot, phase = next_slot(slot, phase, FORM)
@@ -214,12 +147,13 @@ def load(descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM: gl.co
 
 
 @gluon.jit
-def right_of(ring, slot, FORM: gl.constexpr):
-    """The right operand of a slot, K first."""
-    tile = matrix_of(ring, slot)
-    if FORM.right_is_k:
-        tile = tile.permute((1, 0))
-    return tile
+def empty_slot(emptied, slot, is_read, FORM: gl.constexpr):
+    """Say that a consumer has read a slot, if it has: to this program, and to the one that loads what is shared of it."""
+    if FORM.sharers > 1:
+        loader = gl.where(is_loader(slot, FORM), -1, slot % FORM.sharers)
+        arrive_at_both(emptied.index(slot), loader, is_read)
+    else:
+        mbarrier.arrive(emptied.index(slot), pred=is_read)
 
 
 @gluon.jit
@@ -350,7 +284,7 @@ def store_part(
             place = places.index(CONSUMER)
             # The store before this one must have read the place.
             tma.store_wait(0)
-            matrix_of(places, CONSUMER).store(part.to(FORM.out_type))
+            matrix_of(place).store(part.to(FORM.out_type))
             fence_async_shared()
             if FORM.is_batched:
                 tma.async_copy_shared_to_global(out_desc, [entry, row, column], place)
@@ -371,30 +305,82 @@ def allocate_inbox(FORM: gl.constexpr):
 
 
 @gluon.jit
-def share_sums(acc, inbox, arrived, CONSUMER: gl.constexpr, FORM: gl.constexpr):
-    """Returns the sums of a tile, which are whole in the first program of a cluster. The others send it theirs.
+def share_sums(acc, inbox, arrived, CONSUMER: gl.constexpr, OWNER: gl.constexpr, FORM: gl.constexpr):
+    """Returns a consumer's sums, which are whole in program OWNER of a cluster. The others send it theirs.
 
-    It adds them up in order. Each sends once, so a program must have one tile.
+    It adds them up in order: its own and the first program's give the same either way, so OWNER is 0 or 1. Each sends once, so
+    a program must have one tile.
     """
     OTHERS: gl.constexpr = FORM.splits - 1
     NUM_BYTES: gl.constexpr = ROWS * FORM.columns * 4
     part = gl.program_id(1)
     bar = arrived.index(CONSUMER)
     sums = acc.reshape([ROWS, FORM.main // 8, 8]).permute((1, 0, 2))
-    if part == 0:
+    if part == OWNER:
         mbarrier.expect(bar, OTHERS * NUM_BYTES)
         mbarrier.wait(bar, 0)
-        tell_others(bar)
+        tell_others(bar, OWNER)
         for other in gl.static_range(OTHERS):
             sums += inbox.index(CONSUMER * OTHERS + other).load(sums.type.layout)
     else:
-        place = inbox.index(CONSUMER * OTHERS + part - 1)
+        place = inbox.index(CONSUMER * OTHERS + part - (part > OWNER).to(gl.int32))
         place.store(sums)
         fence_async_shared()
-        send(place, bar, NUM_BYTES)
-        # The first says here that the copy has read this program's memory.
+        send(place, bar, NUM_BYTES, OWNER)
+        # The owner says here that the copy has read this program's memory.
         mbarrier.wait(bar, 0)
     return gl.convert_layout(sums.permute((1, 0, 2)).reshape([ROWS, FORM.main]), acc.type.layout)
+
+
+@gluon.jit
+def begin_product(rings, filled, slot, phase, sums, USE: gl.constexpr, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+    """Begin the product of a slot, as soon as that is filled: added to `sums`, or with USE False in their place."""
+    left_ring, right_ring, _ = rings
+    mbarrier.wait(filled.index(slot), phase)
+    left_tile = left_of(left_ring, slot, CONSUMER, FORM)
+    right_tile = right_of(right_box(right_ring, slot, FORM), FORM)
+    narrow_products(FORM.columns, FORM)
+    return warpgroup_mma(left_tile, right_tile, sums, use_acc=USE, is_async=True)
+
+
+@gluon.jit
+def begin_tail(rings, slot, sums, USE: gl.constexpr, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+    """The same for the tail, behind `begin_product`."""
+    left_tile = left_of(rings[0], slot, CONSUMER, FORM)
+    right_tile = right_of(rings[2].index(slot), FORM)
+    narrow_products(FORM.tail_columns, FORM)
+    return warpgroup_mma(left_tile, right_tile, sums, use_acc=USE, is_async=True)
+
+
+@gluon.jit
+def promote_steps(rings, barriers, slot, phase, acc, num_steps, CONSUMER: gl.constexpr, FORM: gl.constexpr):
+    """Returns `acc` with the products of so many steps, each summed by itself, and the slot and phase that follow.
+
+    Two steps are multiplied at a time, so that the sums of the first are added while the second runs. The assembler allows
+    no more: it lets all instructions wait where sums are added of products that began in another turn of the loop.
+    """
+    filled, emptied, _ = barriers
+    MAIN: gl.constexpr = FORM.main
+    LAYOUT: gl.constexpr = acc.type.layout
+    zeros = gl.zeros([ROWS, MAIN], gl.float32, LAYOUT)
+    for _ in range(num_steps // 2):
+        first = begin_product(rings, filled, slot, phase, zeros, False, CONSUMER, FORM)
+        other, phase = next_slot(slot, phase, FORM)
+        second = begin_product(rings, filled, other, phase, zeros, False, CONSUMER, FORM)
+        first, second = warpgroup_mma_wait(1, deps=(first, second))
+        empty_slot(emptied, slot, True, FORM)
+        acc += first
+        second = warpgroup_mma_wait(0, deps=(second,))
+        empty_slot(emptied, other, True, FORM)
+        acc += second
+        slot, phase = next_slot(other, phase, FORM)
+    if num_steps % 2 == 1:
+        first = begin_product(rings, filled, slot, phase, zeros, False, CONSUMER, FORM)
+        first = warpgroup_mma_wait(0, deps=(first,))
+        empty_slot(emptied, slot, True, FORM)
+        acc += first
+        slot, phase = next_slot(slot, phase, FORM)
+    return acc, slot, phase
 
 
 @gluon.jit
@@ -402,13 +388,12 @@ def multiply(
     out_descs, rings, barriers, places, out, sizes, epilogue, inbox, CONSUMER: gl.constexpr, FORM: gl.constexpr
 ):
     """A consumer, four warps: multiplies its 64 rows of each slot, empties the slot, and stores its part of the tile."""
-    left_ring, right_ring, tail_ring = rings
     filled, emptied, arrived = barriers
     MAIN: gl.constexpr = FORM.main
     TAIL: gl.constexpr = FORM.tail
     COLUMNS: gl.constexpr = FORM.columns
     TAIL_COLUMNS: gl.constexpr = FORM.tail_columns
-    WIDTH: gl.constexpr = 256 // left_ring.dtype.primitive_bitwidth
+    WIDTH: gl.constexpr = 256 // rings[0].dtype.primitive_bitwidth
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN, WIDTH])
     zeros = gl.zeros([ROWS, MAIN], gl.float32, LAYOUT)
     if TAIL:
@@ -422,36 +407,30 @@ def multiply(
         acc = zeros
         if TAIL:
             tail_acc = tail_zeros
-        for step in range(first_step, end_step):
-            mbarrier.wait(filled.index(slot), phase)
-            left_tile = matrix_of(left_ring, slot * FORM.consumers + CONSUMER)
-            if not FORM.left_is_k:
-                left_tile = left_tile.permute((1, 0))
-            right_tile = right_of(right_ring, slot, FORM)
-            if TAIL:
-                tail_tile = right_of(tail_ring, slot, FORM)
-            narrow_products(COLUMNS, FORM)
+        num_steps = end_step - first_step
+        if FORM.promotes == 2:
+            acc, slot, phase = promote_steps(rings, barriers, slot, phase, acc, num_steps, CONSUMER, FORM)
+            num_steps = 0
+        for step in range(num_steps):
             if FORM.promotes:
-                sums = warpgroup_mma(left_tile, right_tile, zeros, use_acc=False, is_async=True)
+                sums = begin_product(rings, filled, slot, phase, zeros, False, CONSUMER, FORM)
                 if TAIL:
-                    narrow_products(TAIL_COLUMNS, FORM)
-                    tail_sums = warpgroup_mma(left_tile, tail_tile, tail_zeros, use_acc=False, is_async=True)
+                    tail_sums = begin_tail(rings, slot, tail_zeros, False, CONSUMER, FORM)
                     sums, tail_sums = warpgroup_mma_wait(0, deps=(sums, tail_sums))
                     tail_acc += tail_sums
                 else:
                     sums = warpgroup_mma_wait(0, deps=(sums,))
-                mbarrier.arrive(emptied.index(slot))
+                empty_slot(emptied, slot, True, FORM)
                 acc += sums
             else:
                 # The products of one step stay in flight. Those of the one before have read their slot.
-                acc = warpgroup_mma(left_tile, right_tile, acc, is_async=True)
+                acc = begin_product(rings, filled, slot, phase, acc, True, CONSUMER, FORM)
                 if TAIL:
-                    narrow_products(TAIL_COLUMNS, FORM)
-                    tail_acc = warpgroup_mma(left_tile, tail_tile, tail_acc, is_async=True)
+                    tail_acc = begin_tail(rings, slot, tail_acc, True, CONSUMER, FORM)
                     acc, tail_acc = warpgroup_mma_wait(2, deps=(acc, tail_acc))
                 else:
                     acc = warpgroup_mma_wait(1, deps=(acc,))
-                mbarrier.arrive(emptied.index(last), pred=step > first_step)
+                empty_slot(emptied, last, step > 0, FORM)
             last = slot
             slot, phase = next_slot(slot, phase, FORM)
         # While the last products are in flight, unless sums are promoted.
@@ -466,13 +445,15 @@ def multiply(
             else:
                 acc = warpgroup_mma_wait(0, deps=(acc,))
             # A program's share of K may be empty.
-            mbarrier.arrive(emptied.index(last), pred=end_step > first_step)
+            empty_slot(emptied, last, end_step > first_step, FORM)
         at = (entry, left, right)
         is_whole = True
         if FORM.splits > 1:
             gl.static_assert(TAIL == 0)
-            acc = share_sums(acc, inbox, arrived, CONSUMER, FORM)
-            is_whole = gl.program_id(1) == 0
+            # Every second consumer's sums are the second program's, so both send and add up half of the tile.
+            OWNER: gl.constexpr = CONSUMER % 2
+            acc = share_sums(acc, inbox, arrived, CONSUMER, OWNER, FORM)
+            is_whole = gl.program_id(1) == OWNER
         if is_whole:
             store_part(acc, vectors, out_descs[0], places[0], out, at, epilogue, CONSUMER, FORM.halves, COLUMNS, FORM)
         if TAIL:
@@ -528,8 +509,8 @@ def matmul_wgmma_kernel(
     operand, are not part of it. It describes those before `whole_k`. What is read too much meets columns that are not
     stored. Other arguments are those of `matmul_tma_kernel`.
 
-    Where FORM has parts, the first axis of the grid has an even number of programs. Two that follow one another are a pair:
-    each loads half of every box of one operand, for both, and has a tile below or beside the other's. See `clusters.py`.
+    Where FORM has sharers, the first axis of the grid has a multiple of them. So many that follow one another are a cluster:
+    they load the boxes of one operand in turns, each for all, and have tiles below or beside each other. See `clusters.py`.
     """
     if FORM.is_swapped:
         left_desc = b_desc
@@ -543,8 +524,8 @@ def matmul_wgmma_kernel(
         left_whole_desc = a_whole_desc
         right_whole_desc = b_whole_desc
         steps = (step_a, step_b)
-    left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers * FORM.left_parts)
-    right_ring = allocate_boxes(right_desc, FORM.stages * FORM.right_parts)
+    left_ring = allocate_boxes(left_desc, FORM.stages * FORM.consumers)
+    right_ring = allocate_right(right_desc, FORM)
     tail_ring = right_ring
     if FORM.tail:
         tail_ring = allocate_boxes(tail_desc, FORM.stages)
@@ -573,7 +554,12 @@ def matmul_wgmma_kernel(
     STAGES: gl.constexpr = FORM.stages
     for stage in gl.static_range(STAGES):
         mbarrier.init(filled.index(stage), count=1)
-        mbarrier.init(emptied.index(stage), count=FORM.consumers * FORM.programs)
+        if FORM.sharers == 1:
+            mbarrier.init(emptied.index(stage), count=FORM.consumers)
+        elif is_loader(stage, FORM):
+            mbarrier.init(emptied.index(stage), count=FORM.consumers * FORM.sharers)
+        else:
+            mbarrier.init(emptied.index(stage), count=FORM.consumers)
     inbox = right_ring
     arrived = emptied
     if FORM.splits > 1:
@@ -583,15 +569,14 @@ def matmul_wgmma_kernel(
         for consumer in gl.static_range(CONSUMERS):
             mbarrier.init(arrived.index(consumer), count=1)
         begin_cluster(1, FORM.splits)
-    if FORM.programs == 2:
-        begin_cluster(2, 1)
+    if FORM.sharers > 1:
+        begin_cluster(FORM.sharers, 1)
     wait_for_previous(OVERLAP)
     descs = (left_desc, right_desc, tail_desc)
     whole_descs = (left_whole_desc, right_whole_desc, tail_whole_desc)
     out_descs = (out_desc, out_tail_desc)
     places = (places, tail_places)
     rings = (left_ring, right_ring, tail_ring)
-    whole_rings = (join_parts(left_ring, FORM.left_parts), join_parts(right_ring, FORM.right_parts), tail_ring)
     barriers = (filled, emptied, arrived)
     sizes = (m, n, k, batch)
     out = (out_ptr, stride_om, stride_on, m, n)
@@ -599,7 +584,7 @@ def matmul_wgmma_kernel(
     if FORM.consumers == 1:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [1],
@@ -608,8 +593,8 @@ def matmul_wgmma_kernel(
     elif FORM.consumers == 2:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 1, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, inbox, 1, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 1],
@@ -618,9 +603,9 @@ def matmul_wgmma_kernel(
     else:
         gl.warp_specialize(
             [
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 1, FORM)),
-                (multiply, (out_descs, whole_rings, barriers, places, out, sizes, epilogue, inbox, 2, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, inbox, 0, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, inbox, 1, FORM)),
+                (multiply, (out_descs, rings, barriers, places, out, sizes, epilogue, inbox, 2, FORM)),
                 (load, (descs, whole_descs, whole_k, rings, barriers, sizes, steps, FORM, OVERLAP)),
             ],
             [4, 4, 1],
