@@ -457,7 +457,7 @@ def room_of(problem: Problem, config: Config, target: Target) -> int:
     """Programs that run at once, where a grid is not larger than that."""
     places = target.num_sms * launched_on(problem, config, target)
     size = max(config.sharers, config.split_k) if is_cluster(config) else 1
-    return int(places * (_CLUSTERED if size > 2 else 1.0)) // size * size
+    return max(size, int(places * (_CLUSTERED if size > 2 else 1.0)) // size * size)
 
 
 def _finds_room(problem: Problem, config: Config, target: Target) -> bool:
