@@ -470,7 +470,7 @@ def _finds_room(problem: Problem, config: Config, target: Target) -> bool:
 
 
 def fits_inbox(problem: Problem, config: Config, target: Target) -> bool:
-    """Whether a cluster of the kernel for Hopper has room for the sums that its first program gets."""
+    """Whether programs of the kernel for Hopper that share K have room for the sums that they send and get."""
     item_bytes, out_bytes = ITEM_BYTES[problem.dtype], ITEM_BYTES[problem.out_dtype]
     stages = stages_beside(config, item_bytes, out_bytes, config.split_k, target.shared_bytes)
     return stages >= min(_MIN_STAGES, config.num_stages)
@@ -491,7 +491,7 @@ def arithmetic_of(problem: Problem) -> str:
 
 
 def is_sensible(problem: Problem, config: Config, target: Target) -> bool:
-    """Whether the kernel of `config` can read and write `problem`, and its split of K leaves work for each program."""
+    """Whether the kernel of `config` can read and write `problem`, its split of K leaves work, and its clusters find room."""
     if config.split_k > 1:
         steps, tiles = cdiv(problem.k, config.block_k), config.tiles(problem)
         is_too_fine = steps < 2 * config.split_k or tiles * config.split_k > MAX_WAVES * target.num_sms

@@ -296,7 +296,7 @@ def store_part(
 
 @gluon.jit
 def allocate_inbox(FORM: gl.constexpr):
-    """Shared memory for the sums that programs of a cluster send to the first: a place for each consumer of each of them.
+    """Shared memory for the sums that programs of a cluster send each other: a place for each consumer, for all but one.
 
     As (place, columns / 8, rows, 8): threads of a warp write one run of memory, and columns that no one needs are the last.
     """
