@@ -466,7 +466,9 @@ def _finds_room(problem: Problem, config: Config, target: Target) -> bool:
     room = room_of(problem, config, target)
     if config.split_k > 1:
         return config.split_k in CLUSTERS and programs <= room and fits_inbox(problem, config, target)
-    return cdiv(programs, room) == cdiv(programs, room_of(problem, replace(config, shares=""), target))
+    # Sharing may repeat the last tile of a side, too.
+    alone = replace(config, shares="")
+    return cdiv(programs, room) == cdiv(alone.tiles(problem), room_of(problem, alone, target))
 
 
 def fits_inbox(problem: Problem, config: Config, target: Target) -> bool:

@@ -291,7 +291,37 @@ def report(name, variant, target):
         more["own_arrivals"] = len(re.findall(r"mbarrier\.arrive\.shared(::cta)?\.b64", text))
         lists["clusters"] = re.findall(r"\.reqnctapercluster (.*)", text)
         more["sent"] = len(re.findall(r"cp\.async\.bulk\.shared::cluster\.shared::cta", text))
+        lists["sides"] = sides_that_begin(text)
     return {"name": name, "shared": shared, "spilled_bytes": spills, **lists, **more, **found}
+
+
+def sides_that_begin(text):
+    """For a program in a cluster: whether barriers are made among its warps that begin, and among those that wait for work.
+
+    They part at the first branch. Those that wait have said before that they are there.
+    """
+    parting = re.search(r"bra\s+(\S+);\n\s*barrier\.cluster\.arrive\.relaxed;\n\s*bra\.uni\s+(\S+);", text)
+    return (
+        [any("fence.mbarrier_init" in block for block in blocks_from(side, text)) for side in parting.groups()]
+        if parting
+        else []
+    )
+
+
+def blocks_from(label, text):
+    """The blocks of a program that are run from the one with this label on."""
+    parts = re.split(r"^(\$L\w+):", text, flags=re.MULTILINE)
+    blocks = dict(zip(parts[1::2], parts[2::2], strict=True))
+    following = dict(itertools.pairwise(parts[1::2]))
+    found, left = {}, [label]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found[name] = blocks[name]
+            left += re.findall(r"\$L__\w+", blocks[name])
+            is_ended = re.search(r"^\s*(bra\.uni\s|ret;|brx\.idx)[^\n]*\s*\Z", blocks[name], re.MULTILINE)
+            left += [following[name]] if name in following and not is_ended else []
+    return list(found.values())
 
 
 def rows_stored(compiled):

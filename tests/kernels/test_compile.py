@@ -165,6 +165,7 @@ def check_clusters(kernels):
     assert {(kernel["sharers"], kernel["splits"]) for kernel in hopper} == {(1, 1), (2, 1), (4, 1), (1, 2), (1, 3)}
     for kernel in hopper:
         sent, told, consumers, splits = (kernel[name] for name in ("sent", "told", "consumers", "splits"))
+        assert kernel["sides"] == ([True, False] if kernel["clusters"] else []), kernel
         if kernel["sharers"] > 1:
             assert kernel["clusters"] == [f"{kernel['sharers']}, 1, 1"], kernel
             assert kernel["loads_for_all"] > 0, kernel

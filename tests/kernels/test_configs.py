@@ -168,6 +168,17 @@ def test_programs_share_an_operand_where_they_take_no_more_turns_so(shares, tile
     assert is_sensible(problem, replace(config, shares=""), target)
 
 
+def test_programs_share_no_operand_where_a_tile_that_is_there_twice_takes_one_more_turn():
+    target = KNOWN["nvidia_h200"]
+    problem = Problem(192, 5120, 8192, 1, "bfloat16", "bfloat16", b_major="k")
+    config = replace(PAIRED, shares="b")
+    alone = replace(config, shares="")
+    assert (config.tiles(problem), alone.tiles(problem)) == (160, 120)
+    assert not is_sensible(problem, config, target)
+    assert is_sensible(problem, alone, target)
+    assert is_sensible(replace(problem, m=128), config, target)
+
+
 def test_tuning_tries_clusters_where_programs_have_few_tiles():
     target = KNOWN["nvidia_h200"]
 

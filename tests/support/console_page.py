@@ -51,9 +51,12 @@ def choose(page: Page, name: str) -> None:
 
 
 def compute(page: Page) -> None:
-    """Sends the form, as soon as the page has the list of ops."""
+    """Sends the form by the keyboard, as soon as the page has the list of ops.
+
+    Figures above it may grow, and move the button between the press of a mouse and its release: then nothing is clicked.
+    """
     expect(page.locator("#op option").first).to_be_attached()
-    page.get_by_role("button", name="Compute").click()
+    page.get_by_role("button", name="Compute").press("Enter")
 
 
 def result(page: Page) -> list[list[str]]:
