@@ -301,11 +301,8 @@ def sides_that_begin(text):
     They part at the first branch. Those that wait have said before that they are there.
     """
     parting = re.search(r"bra\s+(\S+);\n\s*barrier\.cluster\.arrive\.relaxed;\n\s*bra\.uni\s+(\S+);", text)
-    return (
-        [any("fence.mbarrier_init" in block for block in blocks_from(side, text)) for side in parting.groups()]
-        if parting
-        else []
-    )
+    sides = parting.groups() if parting else ()
+    return [any("fence.mbarrier_init" in block for block in blocks_from(side, text)) for side in sides]
 
 
 def blocks_from(label, text):
